@@ -1,0 +1,1 @@
+"""The shipped configuration files: data only, found through `headrace.models.configfile`."""

@@ -1,0 +1,1 @@
+"""The machine in Amaranth, its description, instruction fields, emission, synthesis and resources."""

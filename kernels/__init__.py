@@ -1,0 +1,1 @@
+"""The numeric contract and the Triton kernels generated from it."""

@@ -1,0 +1,1 @@
+"""Placement, tiling, compiler, analytic model, exploration."""

@@ -1,0 +1,1 @@
+"""Graph of operators, importers, compression schemes, configuration files."""

@@ -1,0 +1,1 @@
+"""Golden executor, instruction interpreter, cycle simulator, memory model, co-simulation, energy."""
