@@ -1,0 +1,217 @@
+"""Compression of a model under a scheme, onto the int8 grid of the numeric contract (docs/contract.md section 1).
+
+All roundings are element-wise in float64 on float32 inputs, so the result does not depend on the processor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from headrace.models.errors import UserError
+from headrace.models.graph import LINEAR_NAMES, NORM_NAMES, LlamaConfig
+from headrace.models.model import GroupCodes, Model
+from headrace.models.scheme import GROUP_SHIFT, Scheme, matrix_bytes
+from headrace.models.tokenizer import Tokenizer
+
+GROUP = 32
+MAX_W8 = 127
+MAX_MULT = 255
+MIN_OFF, MAX_OFF = -2048, 2047
+MIN_ROW_SCALE = 2.0**-126
+"""A row whose scale would be subnormal is stored as zeros: the contract counts subnormals as zero."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantisedLinear:
+    """One weight matrix [N, K] = [outputs, inputs]; weight = int8() * row_scale.
+
+    Below 8 bits: codes uint8 [N, K], 0 .. 2**bits - 1; mult uint8 and off int16 [N, ceil(K / 32)], one pair per group of 32
+    codes along K (the last group is short when 32 does not divide K); `shift` as the contract fixes it for `bits`.
+    8 bits: codes int8 [N, K] in +-127; mult and off are [N, 0], shift is 0.
+    row_scale: float32 [N].
+    """
+
+    codes: np.ndarray
+    mult: np.ndarray
+    off: np.ndarray
+    shift: int
+    bits: int
+    row_scale: np.ndarray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.codes.shape
+
+    @property
+    def required_bytes(self) -> int:
+        """Bytes that a pass must read once: codes, metadata and row scales, no padding."""
+        return matrix_bytes(*self.codes.shape, self.bits, GROUP)
+
+    def int8(self) -> np.ndarray:
+        """The w8 grid, int8 [N, K] in +-127: `clip((code * mult + off + half) >> shift, -127, 127)`."""
+        if self.bits == 8:
+            return self.codes
+        columns = self.codes.shape[1]
+        # 63 * 255 + 2047 + 8 < 2**15: int16 holds every intermediate.
+        mult = np.repeat(self.mult.astype(np.int16), GROUP, axis=1)[:, :columns]
+        off = np.repeat(self.off + np.int16(1 << (self.shift - 1)), GROUP, axis=1)[:, :columns]
+        grid = (self.codes.astype(np.int16) * mult + off) >> self.shift
+        return np.clip(grid, -MAX_W8, MAX_W8).astype(np.int8)
+
+    def dequantised(self) -> np.ndarray:
+        """float32 [N, K]: grid times row scale."""
+        return self.int8().astype(np.float32) * self.row_scale[:, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantisedModel:
+    """What the golden executor and the compiler consume.
+
+    embedding, lm_head: 8 bits, one scale per row (the same object when tied). layers[i]: q, k, v, o, gate, up, down as
+    QuantisedLinear, attn_norm and mlp_norm as float32 [width]. final_norm: float32 [width].
+    rope_cos, rope_sin: float32 [max_positions, head_dim / 2], computed in float64; pair i is (x[i], x[i + head_dim / 2]).
+    """
+
+    config: LlamaConfig
+    scheme: Scheme
+    tokenizer: Tokenizer | None
+    embedding: QuantisedLinear
+    layers: tuple[dict[str, QuantisedLinear | np.ndarray], ...]
+    final_norm: np.ndarray
+    lm_head: QuantisedLinear
+    rope_cos: np.ndarray
+    rope_sin: np.ndarray
+
+    @cached_property
+    def required_bytes(self) -> int:
+        """Bytes of all weights, tied ones once; norms as float32."""
+        matrices = [layer[name] for layer in self.layers for name in LINEAR_NAMES] + [self.embedding]
+        if self.lm_head is not self.embedding:
+            matrices.append(self.lm_head)
+        norms = (len(self.layers) * len(NORM_NAMES) + 1) * self.config.width * 4
+        return sum(matrix.required_bytes for matrix in matrices) + norms
+
+
+def rope_tables(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
+    """(cos, sin), float32 [max_positions, head_dim / 2]: angle = t * theta**(-2i / head_dim), all in float64."""
+    exponent = -2.0 * np.arange(config.head_dim // 2, dtype=np.float64) / config.head_dim
+    angle = np.arange(config.max_positions, dtype=np.float64)[:, None] * np.float64(config.rope_theta) ** exponent
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def quantise_rows(weight: np.ndarray) -> QuantisedLinear:
+    """8 bits, one scale per row: w8 = rint(w / row_scale), row_scale = absmax / 127 in float32. weight: float32 [N, K]."""
+    row_scale = _row_scale(np.abs(weight).max(axis=1))
+    codes = np.clip(np.rint(weight / _divisor(row_scale)), -MAX_W8, MAX_W8).astype(np.int8)
+    rows = weight.shape[0]
+    empty = np.zeros((rows, 0))
+    return QuantisedLinear(
+        codes=codes, mult=empty.astype(np.uint8), off=empty.astype(np.int16), shift=0, bits=8, row_scale=row_scale
+    )
+
+
+def quantise_groups(weight: np.ndarray, bits: int) -> QuantisedLinear:
+    """Round to nearest, `bits` bits in groups of 32 along K between each group's minimum and maximum. weight: float32 [N, K].
+
+    mult and off are fixed first, on the integer grid; codes are then the nearest to the weight on that very grid, so that the
+    rounding of mult and off costs nothing twice.
+    """
+    shift, top = GROUP_SHIFT[bits], (1 << bits) - 1
+    n, k = weight.shape
+    row_scale = _row_scale(np.abs(weight).max(axis=1))
+    groups = -(-k // GROUP)
+    padded = np.pad(weight, ((0, 0), (0, groups * GROUP - k)), mode="edge").reshape(n, groups, GROUP)
+    unit = _divisor(row_scale) / (1 << shift)
+    low, high = padded.min(axis=2) / unit, padded.max(axis=2) / unit
+    mult = np.clip(np.rint((high - low) / top), 1, MAX_MULT)
+    off = np.clip(np.rint((high + low - mult * top) / 2), MIN_OFF, MAX_OFF)
+    codes = np.clip(np.rint((padded / unit[:, :, None] - off[:, :, None]) / mult[:, :, None]), 0, top)
+    codes = codes.astype(np.uint8).reshape(n, groups * GROUP)[:, :k]
+    return QuantisedLinear(
+        codes=np.ascontiguousarray(codes), mult=mult.astype(np.uint8), off=off.astype(np.int16), shift=shift, bits=bits,
+        row_scale=row_scale,
+    )
+
+
+def quantise_codes(source: GroupCodes) -> QuantisedLinear:
+    """A file's own 4-bit codes pass through; only step and offset of each block move to the grid.
+
+    A negative step complements the codes (15 - code), so that mult is unsigned. The row scale covers the row's values, and is
+    widened where a block's step or offset would leave mult's or off's range. `off` also takes up what rounding `mult` shifts at
+    the block's mean code.
+    """
+    shift = GROUP_SHIFT[4]
+    n, k = source.codes.shape
+    step, offset = source.d.astype(np.float64), source.m.astype(np.float64)
+    negative = step < 0
+    codes = np.where(np.repeat(negative, GROUP, axis=1), 15 - source.codes, source.codes).astype(np.uint8)
+    offset = np.where(negative, offset + 15 * step, offset)
+    step = np.abs(step)
+    absmax = np.abs(source.values()).max(axis=1)
+    # A wider row scale where 8 * step / s > 255, or 8 * offset / s (moved by mult's rounding, <= 8) leaves 12 bits.
+    reach = np.maximum(step.max(axis=1) * (1 << shift) / MAX_MULT, np.abs(offset).max(axis=1) * (1 << shift) / (MAX_OFF - 8))
+    row_scale = _row_scale(np.maximum(absmax, reach * MAX_W8).astype(np.float32))
+    unit = _divisor(row_scale) / (1 << shift)
+    ideal = step / unit
+    mult = np.clip(np.rint(ideal), 0, MAX_MULT)
+    mean_code = codes.reshape(n, k // GROUP, GROUP).sum(axis=2, dtype=np.int64) / GROUP
+    off = np.clip(np.rint(offset / unit + (ideal - mult) * mean_code), MIN_OFF, MAX_OFF)
+    return QuantisedLinear(
+        codes=codes, mult=mult.astype(np.uint8), off=off.astype(np.int16), shift=shift, bits=4, row_scale=row_scale
+    )
+
+
+def quantise_model(model: Model, scheme: Scheme) -> QuantisedModel:
+    """Compress `model`. Raises UserError for what the numeric contract does not cover."""
+    for field, value, allowed in (
+        ("activation_bits", scheme.activation_bits, 8), ("kv_bits", scheme.kv_bits, 8),
+    ):
+        if value != allowed:
+            raise UserError(f"scheme {scheme.name}: {field} = {value}; weights can be compressed only with {field} = {allowed}")
+    if scheme.sparsity is not None and scheme.sparsity.n != scheme.sparsity.m:
+        raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n}; pruning of weights is not built, allowed is 16")
+    config = model.config
+    layers = []
+    for index in range(config.layers):
+        layer: dict[str, QuantisedLinear | np.ndarray] = {}
+        for name in LINEAR_NAMES:
+            layer[name] = _quantise_linear(model, f"layers.{index}.{name}", scheme.bits_of(name))
+        for name in NORM_NAMES:
+            layer[name] = model.weights[f"layers.{index}.{name}"]
+        layers.append(layer)
+    embedding = quantise_rows(_finite(model, "embedding"))
+    lm_head = embedding if config.tie_embeddings else quantise_rows(_finite(model, "lm_head"))
+    cos, sin = rope_tables(config)
+    return QuantisedModel(
+        config=config, scheme=scheme, tokenizer=model.tokenizer, embedding=embedding, layers=tuple(layers),
+        final_norm=model.weights["final_norm"], lm_head=lm_head, rope_cos=cos, rope_sin=sin,
+    )
+
+
+def _quantise_linear(model: Model, name: str, bits: int) -> QuantisedLinear:
+    if bits == 4 and name in model.codes:
+        return quantise_codes(model.codes[name])
+    weight = _finite(model, name)
+    return quantise_rows(weight) if bits == 8 else quantise_groups(weight, bits)
+
+
+def _finite(model: Model, name: str) -> np.ndarray:
+    weight = model.weights[name]
+    if not np.isfinite(weight).all():
+        raise UserError(f"model {model.config.name}: tensor {name} holds a NaN or an infinity; allowed are finite weights")
+    return weight
+
+
+def _row_scale(absmax: np.ndarray) -> np.ndarray:
+    """absmax / 127 in float32 [N]; 0 where that would be subnormal."""
+    scale = absmax.astype(np.float32) / np.float32(MAX_W8)
+    return np.where(scale < MIN_ROW_SCALE, np.float32(0), scale)
+
+
+def _divisor(row_scale: np.ndarray) -> np.ndarray:
+    """row_scale as float64 [N, 1]; infinite where it is 0, so that the quotient is 0."""
+    scale = row_scale.astype(np.float64)[:, None]
+    return np.where(scale == 0, np.inf, scale)
