@@ -80,7 +80,7 @@ class Memory(StrictModel):
             )
         if self.trfc_ns >= self.trefi_ns:
             raise ValueError(
-                f"memory.trfc_ns = {self.trfc_ns} must be below memory.trefi_ns = {self.trefi_ns}: the memory would "
+                f"memory.trfc_ns = {self.trfc_ns:g} must be below memory.trefi_ns = {self.trefi_ns:g}: the memory would "
                 "refresh all the time."
             )
         return self
@@ -132,7 +132,7 @@ class Machine(StrictModel):
 
     @model_validator(mode="after")
     def _check(self):
-        macs, rows, word = self.array.macs_per_cycle, self.stripe_rows, self.word_bytes
+        macs, rows = self.array.macs_per_cycle, self.stripe_rows
         if rows % self.sfu.lanes:
             raise ValueError(
                 f"sfu.lanes = {self.sfu.lanes} does not divide the {rows} rows that array.macs_per_cycle = {macs} "
@@ -144,11 +144,6 @@ class Machine(StrictModel):
                 f"{self.word_bits} bits, but the metadata of one group of a {rows}-row stripe takes "
                 f"{rows * META_BITS} bits (array.macs_per_cycle = {macs}): a word must hold at least one group."
             )
-        if self.scales_per_word % rows:
-            raise ValueError(
-                f"a memory word of {word} bytes holds {self.scales_per_word} float32 row scales, which is not a "
-                f"multiple of the {rows} rows of a stripe (array.macs_per_cycle = {macs}); raise memory.ports."
-            )
         burst_words = self.memory.outstanding_bursts * self.memory.burst_beats
         if burst_words > self.buffers.raw_fifo_words:
             raise ValueError(
@@ -157,7 +152,7 @@ class Machine(StrictModel):
             )
         if self.trefi_cycles <= self.trfc_cycles:
             raise ValueError(
-                f"memory.trefi_ns = {self.memory.trefi_ns} and memory.trfc_ns = {self.memory.trfc_ns} leave no cycle "
+                f"memory.trefi_ns = {self.memory.trefi_ns:g} and memory.trfc_ns = {self.memory.trfc_ns:g} leave no cycle "
                 f"between refreshes at clock_hz = {self.clock_hz:g}."
             )
         return self
@@ -198,6 +193,11 @@ class Machine(StrictModel):
 
     @cached_property
     def stripes_per_scale_word(self) -> int:
+        """Whole stripes whose row scales fill one word, at least 1.
+
+        Exact: word_bits and 32 x stripe_rows are powers of two, and a word that holds 20 x stripe_rows bits of
+        metadata therefore holds 32 x stripe_rows bits of scales.
+        """
         return self.scales_per_word // self.stripe_rows
 
     @cached_property

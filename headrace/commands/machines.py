@@ -1,0 +1,97 @@
+"""`headrace machines [list | show | check]`: the machine descriptions, before anything is built."""
+
+import click
+
+from headrace.hw.board import Board, check_fit, load_board
+from headrace.hw.machine import Machine, load_machine
+from headrace.models.configfile import list_configs, split_overrides
+from headrace.models.errors import UserError
+from headrace.options import json_option, seed_option, set_option
+from headrace.output import emit_json, print_table
+
+
+@click.group("machines", invoke_without_command=True)
+@click.pass_context
+def command(context: click.Context) -> None:
+    """List, show and check machine descriptions."""
+    if context.invoked_subcommand is None:
+        context.invoke(list_command)
+
+
+@command.command("list")
+@json_option
+@seed_option
+def list_command(as_json: bool = False, seed: int = 0) -> None:
+    """Name the shipped machines."""
+    machines = [load_machine(name) for name in list_configs("machines")]
+    rows = [
+        {
+            "name": machine.name,
+            "board": machine.board,
+            "scheme": machine.scheme,
+            "clock_hz": machine.clock_hz,
+            "macs_per_cycle": machine.array.macs_per_cycle,
+            "ports": machine.memory.ports,
+            "peak_bytes_per_s": machine.peak_bytes_per_s,
+        }
+        for machine in machines
+    ]
+    if as_json:
+        emit_json({"machines": rows}, machines, seed)
+    else:
+        print_table(list(rows[0]), [list(row.values()) for row in rows])
+
+
+@command.command("show")
+@click.argument("machine", metavar="NAME_OR_PATH")
+@set_option
+@json_option
+@seed_option
+def show_command(machine: str, overrides: tuple[str, ...], as_json: bool, seed: int) -> None:
+    """Print every field of a machine and every size derived from it."""
+    description, board = _load(machine, overrides)
+    document = {"machine": description.model_dump(), "derived": description.derived(), "board": board.model_dump()}
+    if as_json:
+        emit_json(document, [description, board], seed)
+        return
+    print_table(["field", "value"], _flatten(document["machine"]), title=f"machine {description.name} (as described)")
+    print_table(["derived", "value"], list(document["derived"].items()), title="\nderived from it")
+
+
+@command.command("check")
+@click.argument("machine", metavar="NAME_OR_PATH")
+@set_option
+@json_option
+@seed_option
+def check_command(machine: str, overrides: tuple[str, ...], as_json: bool, seed: int) -> None:
+    """Check that a machine is legal and that its board can carry its array and ports; status 2 if not."""
+    description, board = _load(machine, overrides)
+    checks = check_fit(description, board)
+    fits = all(check["ok"] for check in checks)
+    if as_json:
+        document = {"machine": description.name, "board": board.name, "fits": fits, "checks": checks}
+        emit_json(document, [description, board], seed)
+    else:
+        rows = [[check["check"], check["needs"], check["has"], check["ok"]] for check in checks]
+        print_table(["check", "needs", "board has", "ok"], rows, title=f"{description.name} on {board.name} (estimated)")
+    if not fits:
+        worst = next(check for check in checks if not check["ok"])
+        raise UserError(
+            f"machine {description.name}: {worst['check']} = {worst['needs']:g} does not fit board {board.name}; "
+            f"allowed: at most {worst['has']:g}"
+        )
+
+
+def _load(machine: str, overrides: tuple[str, ...]) -> tuple[Machine, Board]:
+    groups = split_overrides(overrides)
+    if groups["scheme"]:
+        raise UserError(f"--set scheme.{groups['scheme'][0]}: this command uses no scheme")
+    description = load_machine(machine, groups["machine"])
+    return description, load_board(description.board, groups["board"])
+
+
+def _flatten(group: dict, prefix: str = "") -> list[tuple[str, object]]:
+    rows: list[tuple[str, object]] = []
+    for name, value in group.items():
+        rows += _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)]
+    return rows

@@ -1,0 +1,94 @@
+"""What the commands print: one stamped JSON document on stdout, tables on stdout, progress on stderr."""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+import headrace
+from headrace.models.configfile import config_sha256, plain_data
+
+
+def emit_json(document: Mapping[str, Any], config: Any, seed: int = 0) -> None:
+    """Print `document` with its stamp: version, SHA-256 of the configuration that gave it, seed.
+
+    `config` is a pydantic model or plain data. A NaN or infinity is a fault of the program, not an answer:
+    ValueError names where it stands.
+    """
+    click.echo(json.dumps(stamped(document, config, seed), indent=2, allow_nan=False))
+
+
+def stamped(document: Mapping[str, Any], config: Any, seed: int = 0) -> dict[str, Any]:
+    """`document` as plain data with ``"stamp": {"headrace", "config_sha256", "seed"}`` added."""
+    if "stamp" in document:
+        raise ValueError("the document already has a stamp")
+    plain = plain_data(document)
+    refuse_non_finite(plain)
+    stamp = {"headrace": headrace.__version__, "config_sha256": config_sha256(config), "seed": int(seed)}
+    return {**plain, "stamp": stamp}
+
+
+def refuse_non_finite(value: Any, where: str = "") -> None:
+    """Raise ValueError naming the first NaN or infinity inside plain data."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            refuse_non_finite(item, f"{where}.{key}" if where else str(key))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            refuse_non_finite(item, f"{where}[{index}]")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"result {where or 'document'} is {value}")
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
+    """A plain table on stdout; numbers are right-aligned."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    for index, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[index], (int, float)) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(format_value(cell)) for cell in row))
+    Console(soft_wrap=False).print(table)
+
+
+def format_value(value: Any) -> str:
+    """A cell as text: five significant digits for floats, thousands separated for large integers."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value.is_integer() and abs(value) >= 1e4 else f"{value:.5g}"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    return str(value)
+
+
+@contextmanager
+def progress(description: str, total: float | None = None) -> Iterator[Callable[..., None]]:
+    """Show progress on stderr; yields ``advance(steps=1, description=None)``.
+
+    On a terminal a bar that vanishes when done; elsewhere one line at the start, so that logs stay short.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        click.echo(f"headrace: {description}", err=True)
+        yield lambda steps=1, description=None: None
+        return
+    with Progress(console=console, transient=True) as bar:
+        task = bar.add_task(description, total=total)
+
+        def advance(steps: float = 1, description: str | None = None) -> None:
+            bar.update(task, advance=steps, description=description)
+
+        yield advance
