@@ -1,0 +1,153 @@
+"""Functions of the contract (section 3): built from float32 add and multiply and from integer operations alone.
+
+Vectors lie along the last axis; every other axis is a batch, on which no result depends.
+"""
+
+import numpy as np
+
+from headrace.kernels.contract import constants as c
+from headrace.kernels.contract.f32 import (
+    absmax_last, add, argmax_last, bits, from_bits, from_int32, less, max_last, maximum, minimum, mul, neg,
+    require_ordered, sum16,
+)
+
+_ONE = from_bits(c.ONE_BITS)
+_TWO = from_bits(c.TWO_BITS)
+_MINUS_HALF = from_bits(c.MINUS_HALF_BITS)
+_ONE_AND_HALF = from_bits(c.ONE_AND_HALF_BITS)
+_MAGIC = from_bits(c.MAGIC_BITS)
+_MINUS_MAGIC = neg(_MAGIC)
+_LOG2E = from_bits(c.LOG2E_BITS)
+_MINUS_LN2_HI = neg(from_bits(c.LN2_HI_BITS))
+_MINUS_LN2_LO = neg(from_bits(c.LN2_LO_BITS))
+_EXP_MIN = from_bits(c.EXP_MIN_BITS)
+_EXP_MAX = from_bits(c.EXP_MAX_BITS)
+_EXP_COEFFICIENTS = tuple(from_bits(u) for u in c.EXP_COEFFICIENT_BITS)
+_INT8_MAX = from_bits(c.INT8_MAX_BITS)
+
+
+def recip(x) -> np.ndarray:
+    """1/x for 2**-121 <= x <= 2**120: integer seed and three Newton steps. Outside that range the bits are those of
+    the same steps (32-bit wrap-around in the seed) and mean nothing."""
+    x = np.asarray(x, np.float32)
+    y = from_bits(np.subtract(np.uint32(c.RECIP_SEED), bits(x), dtype=np.uint32))
+    minus_x = neg(x)
+    for _ in range(c.RECIP_STEPS):
+        e = add(mul(minus_x, y), _TWO)
+        y = mul(y, e)
+    return y
+
+
+def rsqrt(x) -> np.ndarray:
+    """1/sqrt(x) for 2**-120 <= x <= 2**120: integer seed and three Newton steps."""
+    x = np.asarray(x, np.float32)
+    h = mul(x, _MINUS_HALF)
+    y = from_bits(np.subtract(np.uint32(c.RSQRT_SEED), bits(x) >> np.uint32(1), dtype=np.uint32))
+    for _ in range(c.RSQRT_STEPS):
+        u = mul(y, y)
+        e = add(mul(h, u), _ONE_AND_HALF)
+        y = mul(y, e)
+    return y
+
+
+def exp(x) -> np.ndarray:
+    """e**x with x clipped to -87 .. 80: Cody-Waite reduction, eight Horner steps, exponent by integer addition."""
+    x = minimum(maximum(x, _EXP_MIN), _EXP_MAX)
+    t = add(mul(x, _LOG2E), _MAGIC)
+    n = add(t, _MINUS_MAGIC)
+    r = add(mul(n, _MINUS_LN2_HI), x)
+    r = add(mul(n, _MINUS_LN2_LO), r)
+    p = _EXP_COEFFICIENTS[0]
+    for coefficient in _EXP_COEFFICIENTS[1:]:
+        p = add(mul(p, r), coefficient)
+    return from_bits(np.add(bits(p), bits(t) << np.uint32(23), dtype=np.uint32))
+
+
+def rmsnorm(x, weight, epsilon: float) -> np.ndarray:
+    """Root-mean-square norm of the last axis. x [..., d], weight [d] -> [..., d]."""
+    x = np.asarray(x, np.float32)
+    width = x.shape[-1]
+    total = sum16(mul(x, x))
+    variance = add(mul(total, np.float32(1.0 / width)), np.float32(epsilon))
+    return mul(mul(x, rsqrt(variance)[..., None]), weight)
+
+
+def silu_mul(gate, up) -> np.ndarray:
+    """``(g * sigmoid(g)) * u`` element by element."""
+    sigmoid = recip(add(exp(neg(gate)), _ONE))
+    return mul(mul(gate, sigmoid), up)
+
+
+def rope_tables(positions, head_dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin, float32 [len(positions), head_dim / 2], computed in float64: angle = t * theta**(-2i/d)."""
+    positions = np.asarray(positions, np.float64)
+    inverse = np.float64(theta) ** (-2.0 * np.arange(head_dim // 2, dtype=np.float64) / head_dim)
+    angle = positions[:, None] * inverse[None, :]
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+def rope(x, cos, sin) -> np.ndarray:
+    """Rotary embedding, half-split. x [..., d], cos and sin broadcastable to [..., d/2]."""
+    x = np.asarray(x, np.float32)
+    half = x.shape[-1] // 2
+    x0, x1 = x[..., :half], x[..., half:]
+    y0 = add(mul(x0, cos), mul(neg(x1), sin))
+    y1 = add(mul(x1, cos), mul(x0, sin))
+    return np.concatenate([y0, y1], axis=-1)
+
+
+def quantise(x) -> tuple[np.ndarray, np.ndarray]:
+    """Last axis to INT8 with one scale. x float32 [..., n] -> (q int8 [..., n] within +-127, s float32 [...]).
+
+    Raises `f32.UnorderedError` on a NaN, also when an infinity makes one.
+    """
+    x = np.asarray(x, np.float32)
+    m = absmax_last(x)
+    big = ~less(m, c.QMIN)
+    inverse = np.where(big, mul(_INT8_MAX, recip(m)), np.float32(0.0))
+    scale_ = np.where(big, mul(m, c.ONE_OVER_127), np.float32(0.0))
+    scaled = np.rint(mul(x, inverse[..., None]))
+    require_ordered(scaled, "operand of quantise")
+    return np.clip(scaled, -c.INT8_MAX, c.INT8_MAX).astype(np.int8), scale_
+
+
+def softmax_quantised(scores, value_scales, valid=None) -> tuple[np.ndarray, np.ndarray]:
+    """Unnormalised attention weights in INT8 and the scale of the attention output.
+
+    scores float32 [..., T]; value_scales float32 broadcastable to it; valid: boolean, likewise, True for the rows
+    within the length (all when None). What masked rows hold has no effect, NaN included.
+    Returns (q int8 [..., T] in 0..127, zero where masked; s_out float32 [...]): ``out = f32(sum q*v8) (*) s_out``.
+    """
+    scores = np.asarray(scores, np.float32)
+    if valid is None:
+        m = max_last(scores)
+        e = exp(add(scores, neg(m)[..., None]))
+    else:
+        m = max_last(np.where(valid, scores, np.float32(-np.inf)))
+        # A masked row takes the maximum's place, where exp is defined, and is then dropped.
+        safe = np.where(valid, scores, m[..., None])
+        e = np.where(valid, exp(add(safe, neg(m)[..., None])), np.float32(0.0))
+        value_scales = np.where(valid, value_scales, np.float32(0.0))
+    z = sum16(e)
+    q, s_p = quantise(mul(e, value_scales))
+    return q, mul(s_p, recip(z))
+
+
+def scale(accumulator, s_a, s_w=_ONE) -> np.ndarray:
+    """``f32(acc) (*) (s_a (*) s_w)``: an int32 accumulator to float32 units."""
+    return mul(from_int32(accumulator), mul(s_a, s_w))
+
+
+def score_scale(s_q, head_dim: int) -> np.ndarray:
+    """``s_q (*) f32(1/sqrt(head_dim))``: the query's scale as the scores use it."""
+    return mul(s_q, np.float32(1.0 / np.sqrt(np.float64(head_dim))))
+
+
+def embed(row, s_row) -> np.ndarray:
+    """Embedding rows: ``f32(q) (*) s_row``. row int8 [..., d], s_row float32 [...]."""
+    return mul(np.asarray(row, np.int8).astype(np.float32), np.asarray(s_row, np.float32)[..., None])
+
+
+def argmax(logits) -> np.ndarray:
+    """The lowest index among the largest of the last axis."""
+    return argmax_last(logits)
