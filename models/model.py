@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -27,6 +28,28 @@ class GroupCodes:
         n, k = self.codes.shape
         blocks = self.codes.reshape(n, k // 32, 32).astype(np.float32)
         return (blocks * self.d[:, :, None] + self.m[:, :, None]).reshape(n, k)
+
+
+Item = TypeVar("Item")
+
+
+class LazyMapping(Mapping[str, Item]):
+    """Name -> item, read anew each time that it is asked for, so that a model need not fit memory in float32."""
+
+    def __init__(self, readers: Mapping[str, Callable[[], Item]]):
+        self._readers = dict(readers)
+
+    def __getitem__(self, name: str) -> Item:
+        return self._readers[name]()
+
+    def __contains__(self, name: object) -> bool:  # the default would read the item
+        return name in self._readers
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """Compression of a model under a scheme, onto the int8 grid of the numeric contract (docs/contract.md section 1).
 
-All roundings are element-wise in float64 on float32 inputs, so the result does not depend on the processor.
+Every rounding is element-wise (float32 per weight, float64 per group) and every sum is over integers, so the result does not
+depend on the processor.
 """
 
 from __future__ import annotations
@@ -105,11 +106,13 @@ def rope_tables(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
 def quantise_rows(weight: np.ndarray) -> QuantisedLinear:
     """8 bits, one scale per row: w8 = rint(w / row_scale), row_scale = absmax / 127 in float32. weight: float32 [N, K]."""
     row_scale = _row_scale(np.abs(weight).max(axis=1))
-    codes = np.clip(np.rint(weight / _divisor(row_scale)), -MAX_W8, MAX_W8).astype(np.int8)
-    rows = weight.shape[0]
-    empty = np.zeros((rows, 0))
+    divisor = np.where(row_scale == 0, np.float32(np.inf), row_scale)[:, None]
+    grid = np.divide(weight, divisor, dtype=np.float32)
+    np.clip(np.rint(grid, out=grid), -MAX_W8, MAX_W8, out=grid)
+    no_groups = (weight.shape[0], 0)
     return QuantisedLinear(
-        codes=codes, mult=empty.astype(np.uint8), off=empty.astype(np.int16), shift=0, bits=8, row_scale=row_scale
+        codes=grid.astype(np.int8), mult=np.zeros(no_groups, np.uint8), off=np.zeros(no_groups, np.int16), shift=0, bits=8,
+        row_scale=row_scale,
     )
 
 
@@ -146,21 +149,25 @@ def quantise_codes(source: GroupCodes) -> QuantisedLinear:
     shift = GROUP_SHIFT[4]
     n, k = source.codes.shape
     step, offset = source.d.astype(np.float64), source.m.astype(np.float64)
+    blocks = source.codes.reshape(n, k // GROUP, GROUP)
     negative = step < 0
-    codes = np.where(np.repeat(negative, GROUP, axis=1), 15 - source.codes, source.codes).astype(np.uint8)
-    offset = np.where(negative, offset + 15 * step, offset)
-    step = np.abs(step)
-    absmax = np.abs(source.values()).max(axis=1)
+    if negative.any():
+        blocks = np.where(negative[:, :, None], 15 - blocks, blocks)
+        offset = np.where(negative, offset + 15 * step, offset)
+        step = np.abs(step)
+    lowest, highest = blocks.min(axis=2) * step + offset, blocks.max(axis=2) * step + offset
+    absmax = np.maximum(np.abs(lowest), np.abs(highest)).max(axis=1)
     # A wider row scale where 8 * step / s > 255, or 8 * offset / s (moved by mult's rounding, <= 8) leaves 12 bits.
     reach = np.maximum(step.max(axis=1) * (1 << shift) / MAX_MULT, np.abs(offset).max(axis=1) * (1 << shift) / (MAX_OFF - 8))
     row_scale = _row_scale(np.maximum(absmax, reach * MAX_W8).astype(np.float32))
     unit = _divisor(row_scale) / (1 << shift)
     ideal = step / unit
     mult = np.clip(np.rint(ideal), 0, MAX_MULT)
-    mean_code = codes.reshape(n, k // GROUP, GROUP).sum(axis=2, dtype=np.int64) / GROUP
+    mean_code = blocks.sum(axis=2, dtype=np.int64) / GROUP
     off = np.clip(np.rint(offset / unit + (ideal - mult) * mean_code), MIN_OFF, MAX_OFF)
     return QuantisedLinear(
-        codes=codes, mult=mult.astype(np.uint8), off=off.astype(np.int16), shift=shift, bits=4, row_scale=row_scale
+        codes=blocks.reshape(n, k), mult=mult.astype(np.uint8), off=off.astype(np.int16), shift=shift, bits=4,
+        row_scale=row_scale,
     )
 
 
