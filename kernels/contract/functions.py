@@ -99,7 +99,7 @@ def rope(x, cos, sin) -> np.ndarray:
 def quantise(x) -> tuple[np.ndarray, np.ndarray]:
     """Last axis to INT8 with one scale. x float32 [..., n] -> (q int8 [..., n] within +-127, s float32 [...]).
 
-    Raises `f32.UnorderedError` on a NaN, also when an infinity makes one.
+    Raises `f32.UnorderedError` on a NaN in x, and on one that an infinite x makes at the clip.
     """
     x = np.asarray(x, np.float32)
     m = absmax_last(x)
