@@ -46,6 +46,12 @@ def load_gguf(path: str | Path) -> Model:
     )
 
 
+def read_gguf_config(path: str | Path) -> LlamaConfig:
+    """Sizes alone, from a GGUF file's header."""
+    path = Path(path)
+    return _config(GgufFile(path), path.stem)
+
+
 def half_split_rows(heads: int, head_dim: int) -> np.ndarray:
     """Order of rows, int64 [heads * head_dim], that undoes the file's interleaving of q and k.
 

@@ -1,0 +1,123 @@
+"""A bounds-checked reader of safetensors files, one or sharded, with float32, float16 and bfloat16 tensors.
+
+The safetensors package has no numpy type for bfloat16 and maps whole files; this reads the header, checks it against the bytes
+that are there, and converts one tensor at a time. Layout: 8 bytes of header length, a JSON header, the data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from headrace.models.errors import UserError
+
+MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_JSON_BYTES = 1 << 24
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredTensor:
+    """Where one tensor lies: bytes `start` to `end` of `data`."""
+
+    data: mmap.mmap
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    def values(self) -> np.ndarray:
+        """float32, in the tensor's shape."""
+        raw = np.frombuffer(self.data, np.uint8, self.end - self.start, self.start)
+        if self.dtype == "BF16":  # the upper half of a float32
+            return (raw.view("<u2").astype(np.uint32) << 16).view(np.float32).reshape(self.shape)
+        return raw.view("<f4" if self.dtype == "F32" else "<f2").astype(np.float32).reshape(self.shape)
+
+
+def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> dict:
+    """A JSON object from a file of at most `limit` bytes."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(limit + 1)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(raw) > limit:
+        raise UserError(f"{path}: is larger than the {limit} bytes allowed")
+    return _parse_object(raw, str(path))
+
+
+def _parse_object(raw: bytes, source: str) -> dict:
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{source}: is not valid JSON: {str(error)[:100]}") from None
+    if not isinstance(document, dict):
+        raise UserError(f"{source}: holds a JSON {type(document).__name__}; allowed is an object")
+    return document
+
+
+def open_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """Name -> tensor of one file. Raises UserError when the header claims what the file does not hold."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            if size < 8:
+                raise UserError(f"{path}: is truncated: it has {size} bytes, a safetensors file starts with 8")
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    (header_bytes,) = struct.unpack_from("<Q", data, 0)
+    if header_bytes > min(size - 8, MAX_HEADER_BYTES):
+        raise UserError(f"{path}: header claims {header_bytes} bytes; allowed are {min(size - 8, MAX_HEADER_BYTES)} (truncated?)")
+    header = _parse_object(data[8 : 8 + header_bytes], f"{path}: header")
+    base = 8 + header_bytes
+    return {
+        name: _stored(path, data, name, entry, base, size) for name, entry in header.items() if name != "__metadata__"
+    }
+
+
+def _stored(path: Path, data: mmap.mmap, name: str, entry: object, base: int, size: int) -> StoredTensor:
+    def counts(value: object) -> bool:
+        return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+    if not isinstance(entry, dict) or not counts(entry.get("shape")) or not counts(entry.get("data_offsets")):
+        raise UserError(f"{path}: tensor {name[:60]!r} lacks a shape or data_offsets of whole numbers")
+    dtype, shape, offsets = entry.get("dtype"), tuple(entry["shape"]), entry["data_offsets"]
+    if dtype not in ITEM_BYTES:
+        raise UserError(f"{path}: tensor {name[:60]!r} has dtype {str(dtype)[:20]!r}; allowed are {', '.join(ITEM_BYTES)}")
+    if len(offsets) != 2 or not offsets[0] <= offsets[1] <= size - base:
+        raise UserError(f"{path}: tensor {name[:60]!r} claims data_offsets {offsets[:3]}; allowed are 0 to {size - base} (truncated?)")
+    if len(shape) > 8 or math.prod(shape) * ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
+        raise UserError(
+            f"{path}: tensor {name[:60]!r} of shape {list(shape[:8])} in {dtype} does not fill its {offsets[1] - offsets[0]} bytes"
+        )
+    return StoredTensor(data=data, dtype=dtype, shape=shape, start=base + offsets[0], end=base + offsets[1])
+
+
+def open_folder(folder: Path) -> dict[str, StoredTensor]:
+    """Tensors of model.safetensors, or of the shards that model.safetensors.index.json names (files of that folder only)."""
+    single, index_path = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return open_safetensors(single)
+    if not index_path.is_file():
+        raise UserError(f"{folder}: holds neither model.safetensors nor model.safetensors.index.json")
+    weight_map = read_json(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{index_path}: field weight_map must be an object of tensor name to file name")
+    shards: dict[str, dict[str, StoredTensor]] = {}
+    tensors: dict[str, StoredTensor] = {}
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            raise UserError(f"{index_path}: weight_map {name[:60]!r} = {str(shard)[:60]!r}; allowed is a .safetensors file of this folder")
+        if shard not in shards:
+            shards[shard] = open_safetensors(folder / shard)
+        if name not in shards[shard]:
+            raise UserError(f"{folder / shard}: tensor {name[:60]!r} is missing, though the index says it is here")
+        tensors[name] = shards[shard][name]
+    return tensors
