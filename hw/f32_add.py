@@ -1,0 +1,129 @@
+"""float32 adder: the contract's `a (+) b`."""
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from headrace.hw.f32_bits import normalise, pack, rounds_up
+
+
+class F32Add(wiring.Component):
+    """y = a (+) b, rounded to nearest even, as section 2 of the numeric contract defines it.
+
+    Subnormal inputs count as zero of their sign; a result whose exact magnitude is below 2**-126 is zero of its
+    sign; an exact zero is +0 except for (-0) (+) (-0); overflow is infinity; the NaN is 0x7FC00000.
+
+    A free-running pipeline without enable, valid or reset of data: operands before one clock edge, result after
+    the `LATENCY`-th edge, new operands every cycle. Stages: order by magnitude; align; add; normalise; round and
+    pack. Guard, round and sticky bits suffice: where more than one place cancels, the operands' exponents differ
+    by at most one, and nothing was shifted past the guard bit.
+
+    Cost: see `tests/synth/test_f32_synth.py`.
+    """
+
+    LATENCY = 5
+    INITIATION_INTERVAL = 1
+
+    a: In(32)
+    b: In(32)
+    y: Out(32)
+
+    def elaborate(self, platform):
+        m = Module()
+
+        # Stage 1: the operand of the larger magnitude first, and the distance of the exponents (from the
+        # exponents alone, beside the wide comparison).
+        large = Signal(31, reset_less=True)
+        small = Signal(31, reset_less=True)
+        distance = Signal(8, reset_less=True)
+        sign1 = Signal(reset_less=True)
+        subtract1 = Signal(reset_less=True)
+        exponent_a, exponent_b = self.a[23:31], self.b[23:31]
+        swap = Signal()
+        m.d.comb += swap.eq(self.a[:31] < self.b[:31])
+        m.d.sync += [
+            large.eq(Mux(swap, self.b[:31], self.a[:31])),
+            small.eq(Mux(swap, self.a[:31], self.b[:31])),
+            sign1.eq(Mux(swap, self.b[31], self.a[31])),
+            subtract1.eq(self.a[31] ^ self.b[31]),
+            distance.eq(Mux(exponent_a < exponent_b, exponent_b - exponent_a, exponent_a - exponent_b)),
+        ]
+
+        # Stage 2: align. 24 bits of significand, guard and round; all that falls below is the sticky bit. A
+        # distance of 32 or more leaves only the sticky bit, as 26 does. A zero exponent makes the significand 0.
+        large2 = Signal(24, reset_less=True)
+        small2 = Signal(27, reset_less=True)
+        exponent2 = Signal(8, reset_less=True)
+        sign2 = Signal(reset_less=True)
+        subtract2 = Signal(reset_less=True)
+        nan2 = Signal(reset_less=True)
+        infinite2 = Signal(reset_less=True)
+        large_normal, small_normal = large[23:31].any(), small[23:31].any()
+        significand = Signal(24)
+        m.d.comb += significand.eq(Mux(small_normal, Cat(small[:23], 1), 0))
+        near = Signal(5)
+        shifted = Signal(52)
+        m.d.comb += [
+            near.eq(distance[:5] | distance[5:8].any().replicate(5)),
+            shifted.eq(Cat(Const(0, 28), significand) >> near),
+        ]
+        special = Signal()
+        m.d.comb += special.eq(large[23:31].all())
+        m.d.sync += [
+            large2.eq(Mux(large_normal, Cat(large[:23], 1), 0)),
+            small2.eq(Cat(shifted[:26].any(), shifted[26:])),
+            exponent2.eq(large[23:31]),
+            sign2.eq(sign1),
+            subtract2.eq(subtract1),
+            # Both are special exactly when the larger is and the exponents are equal.
+            nan2.eq(special & (large[:23].any() | (subtract1 & (distance == 0)))),
+            infinite2.eq(special),
+        ]
+
+        # Stage 3: add or subtract in one carry chain; the result is not negative, the larger coming first.
+        total = Signal(28, reset_less=True)
+        exponent3 = Signal(8, reset_less=True)
+        sign3 = Signal(reset_less=True)
+        subtract3 = Signal(reset_less=True)
+        nan3 = Signal(reset_less=True)
+        infinite3 = Signal(reset_less=True)
+        sum_with_carry_in = Signal(29)
+        m.d.comb += sum_with_carry_in.eq(
+            Cat(1, Const(0, 3), large2) + Cat(subtract2, small2 ^ subtract2.replicate(27), subtract2)
+        )
+        m.d.sync += [
+            total.eq(sum_with_carry_in[1:]),
+            exponent3.eq(exponent2),
+            sign3.eq(sign2),
+            subtract3.eq(subtract2),
+            nan3.eq(nan2),
+            infinite3.eq(infinite2),
+        ]
+
+        # Stage 4: normalise, with the leading one at bit 27; the exponent field falls by the shift less one, and
+        # the value is flushed where that leaves none. A nonzero total is at least 2**-149 in value, hence exact.
+        normal = Signal(28, reset_less=True)
+        exponent4 = Signal(9, reset_less=True)
+        sign4 = Signal(reset_less=True)
+        zero4 = Signal(reset_less=True)
+        nan4 = Signal(reset_less=True)
+        infinite4 = Signal(reset_less=True)
+        aligned, shift = normalise(m, total, "total")
+        vanishes = Signal()
+        m.d.comb += vanishes.eq(total == 0)
+        m.d.sync += [
+            normal.eq(aligned),
+            exponent4.eq(exponent3 + 1 - shift),
+            zero4.eq(vanishes | (shift > exponent3)),
+            sign4.eq(sign3 & ~(vanishes & subtract3)),
+            nan4.eq(nan3),
+            infinite4.eq(infinite3),
+        ]
+
+        # Stage 5: round and pack, a carry out of the fraction incrementing the exponent above it.
+        result = Signal(32, reset_less=True)
+        rounded = Signal(32)
+        m.d.comb += rounded.eq(Cat(normal[4:27], exponent4) + rounds_up(normal[4], normal[3], normal[:3].any()))
+        m.d.sync += result.eq(pack(sign=sign4, rounded=rounded, nan=nan4, infinite=infinite4, zero=zero4))
+        m.d.comb += self.y.eq(result)
+        return m
