@@ -25,6 +25,16 @@ BLOCK = 16
 """Slots along K that one row consumes per cycle: one per DSP of its chain."""
 
 
+LANES = 8
+"""SFU lanes in ISA version 1: a vector-buffer row is 8 float32 = 32 bytes = one beat (docs/machine.md)."""
+
+PORT_BYTES = 32
+"""Bytes of one beat of one port in ISA version 1."""
+
+REGISTERS = 32
+"""R0 .. R31: an operand names its register in 5 bits."""
+
+
 def _power_of_two(value: int) -> int:
     if value < 1 or value & (value - 1):
         raise ValueError("it must be a power of two")
@@ -59,7 +69,7 @@ class Memory(StrictModel):
     """The memory ports as the core sees them. Times are in ns, rates in beats per core cycle."""
 
     ports: PowerOfTwo = _size(1, 64)
-    port_bytes: PowerOfTwo = _size(16, 64, 32)
+    port_bytes: int = PORT_BYTES
     p: int = Field(default=1, ge=1, le=1024)
     """A port moves `p` beats every `q` core cycles (the memory clock over the core clock), at most one a cycle."""
     q: int = Field(default=1, ge=1, le=1024)
@@ -73,6 +83,11 @@ class Memory(StrictModel):
 
     @model_validator(mode="after")
     def _check(self):
+        if self.port_bytes != PORT_BYTES:
+            raise ValueError(
+                f"memory.port_bytes = {self.port_bytes} is not allowed: instruction set version 1 addresses beats of "
+                f"{PORT_BYTES} bytes."
+            )
         if self.p > self.q:
             raise ValueError(
                 f"memory.p = {self.p} is larger than memory.q = {self.q}: a port carries at most one beat per core "
@@ -104,16 +119,33 @@ class Buffers(StrictModel):
 class Sfu(StrictModel):
     """The float32 unit."""
 
-    lanes: PowerOfTwo = _size(1, 64, 8)
+    lanes: int = LANES
+
+    @model_validator(mode="after")
+    def _check(self):
+        if self.lanes != LANES:
+            raise ValueError(
+                f"sfu.lanes = {self.lanes} is not allowed: instruction set version 1 has rows of {LANES} float32, one "
+                "per lane."
+            )
+        return self
 
 
 class Control(StrictModel):
     """Instruction fetch and queues."""
 
     queue_depth: PowerOfTwo = _size(2, 64, 8)
-    registers: PowerOfTwo = _size(4, 32, 8)
+    registers: int = REGISTERS
     watchdog_cycles: int = Field(default=1 << 20, ge=1024, le=(1 << 31) - 1)
     """Cycles without a retirement after which the machine halts and names the waiting queue."""
+
+    @model_validator(mode="after")
+    def _check(self):
+        if self.registers != REGISTERS:
+            raise ValueError(
+                f"control.registers = {self.registers} is not allowed: instruction set version 1 has {REGISTERS} registers."
+            )
+        return self
 
 
 class Machine(StrictModel):
@@ -132,7 +164,7 @@ class Machine(StrictModel):
 
     @model_validator(mode="after")
     def _check(self):
-        macs, rows = self.array.macs_per_cycle, self.stripe_rows
+        macs, rows, word = self.array.macs_per_cycle, self.stripe_rows, self.word_bytes
         if rows % self.sfu.lanes:
             raise ValueError(
                 f"sfu.lanes = {self.sfu.lanes} does not divide the {rows} rows that array.macs_per_cycle = {macs} "
@@ -143,6 +175,11 @@ class Machine(StrictModel):
                 f"memory.ports = {self.memory.ports} x memory.port_bytes = {self.memory.port_bytes} make a word of "
                 f"{self.word_bits} bits, but the metadata of one group of a {rows}-row stripe takes "
                 f"{rows * META_BITS} bits (array.macs_per_cycle = {macs}): a word must hold at least one group."
+            )
+        if 8 * rows < word:
+            raise ValueError(
+                f"memory.ports = {self.memory.ports} bring {word} bytes a cycle, but array.macs_per_cycle = {macs} takes "
+                f"at most {8 * rows} bytes of 4-bit codes a cycle: the array must not be narrower than the ports."
             )
         burst_words = self.memory.outstanding_bursts * self.memory.burst_beats
         if burst_words > self.buffers.raw_fifo_words:

@@ -107,7 +107,8 @@ def test_machines_tables(capsys, command):
 
 def test_override_reaches_the_answer_and_the_stamp(capsys):
     plain = json.loads(run(capsys, "machines", "show", "nano", "--json")[1])
-    changed = json.loads(run(capsys, "machines", "show", "nano", "--json", "--set", "memory.ports=4", "--set", "board.idle_w=30")[1])
+    wide = ("--set", "memory.ports=4", "--set", "array.macs_per_cycle=256")
+    changed = json.loads(run(capsys, "machines", "show", "nano", "--json", "--set", "board.idle_w=30", *wide)[1])
     assert changed["derived"]["word_bytes"] == 2 * plain["derived"]["word_bytes"]
     assert changed["board"]["idle_w"] == 30
     assert changed["stamp"]["config_sha256"] != plain["stamp"]["config_sha256"]

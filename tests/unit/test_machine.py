@@ -46,7 +46,7 @@ def test_frozen_and_hashable():
         machine.clock_hz = 1e6
 
 
-@pytest.mark.parametrize("overrides", [["sfu.lanes=32"], ["sfu.lanes=16"], ["memory.p=1", "memory.q=2"], ["clock_hz=300e6"]])
+@pytest.mark.parametrize("overrides", [["array.macs_per_cycle=1024"], ["memory.ports=16", "array.macs_per_cycle=1024"], ["memory.q=2"], ["clock_hz=300e6"]])
 def test_legal_variants_of_micro(overrides):
     load_machine("micro", overrides)
 
@@ -58,10 +58,11 @@ def test_legal_variants_of_micro(overrides):
         (["array.macs_per_cycle=96"], "'array.macs_per_cycle' = 96: it must be a power of two"),
         (["array.macs_per_cycle=16"], "greater than or equal to 32"),
         (["array.macs_per_cycle=64"], "sfu.lanes = 8 does not divide the 4 rows"),
-        (["sfu.lanes=16"], "sfu.lanes = 16 does not divide the 8 rows"),
+        (["sfu.lanes=16"], "sfu.lanes = 16 is not allowed: instruction set version 1 has rows of 8 float32"),
+        (["memory.port_bytes=64"], "memory.port_bytes = 64 is not allowed: instruction set version 1"),
+        (["control.registers=8"], "control.registers = 8 is not allowed"),
+        (["memory.ports=4"], "memory.ports = 4 bring 128 bytes a cycle, but array.macs_per_cycle = 128 takes at most 64 bytes"),
         (["array.macs_per_cycle=512"], "a word must hold at least one group"),
-        (["memory.port_bytes=16", "array.macs_per_cycle=256"], "a word must hold at least one group"),
-        (["memory.ports=1", "memory.port_bytes=16", "array.macs_per_cycle=64", "sfu.lanes=4"], None),
         (["memory.ports=3"], "'memory.ports' = 3: it must be a power of two"),
         (["memory.p=2"], "memory.p = 2 is larger than memory.q = 1"),
         (["memory.read_latency_cycles=29"], "greater than or equal to 30"),
@@ -76,9 +77,6 @@ def test_legal_variants_of_micro(overrides):
     ],
 )
 def test_refusals(overrides, words):
-    if words is None:  # the smallest legal machine: one 16-byte port, four rows
-        assert load_machine("nano", overrides).meta_groups_per_word == 1
-        return
     with pytest.raises(UserError) as caught:
         load_machine("nano", overrides)
     assert words in str(caught.value)
@@ -87,19 +85,18 @@ def test_refusals(overrides, words):
 
 def test_scale_words_hold_whole_stripes_in_every_legal_machine():
     legal = 0
-    for ports in (1, 2, 4, 8, 16):
-        for port_bytes in (16, 32, 64):
-            for macs in (32, 64, 128, 256, 512, 1024, 2048):
-                overrides = [f"memory.ports={ports}", f"memory.port_bytes={port_bytes}", f"array.macs_per_cycle={macs}", "sfu.lanes=2"]
-                try:
-                    machine = load_machine("nano", overrides)
-                except UserError as error:
-                    assert "a word must hold at least one group" in str(error)
-                    continue
-                legal += 1
-                assert machine.stripes_per_scale_word * machine.stripe_rows * 4 == machine.word_bytes
-                assert machine.chains * 16 == machine.dsps
-    assert legal > 50
+    for ports in (1, 2, 4, 8, 16, 32):
+        for macs in (32, 64, 128, 256, 512, 1024, 2048, 4096):
+            try:
+                machine = load_machine("nano", [f"memory.ports={ports}", f"array.macs_per_cycle={macs}"])
+            except UserError:
+                continue
+            legal += 1
+            assert machine.stripes_per_scale_word * machine.stripe_rows * 4 == machine.word_bytes
+            assert machine.chains * 16 == machine.dsps
+            assert machine.meta_groups_per_word >= 1
+    # R = W/8 or W/4 rows, and at least 8: one port takes 128 MACs only, the five wider machines two sizes each.
+    assert legal == 11
 
 
 def test_fit_names_what_does_not_fit():
