@@ -1,0 +1,215 @@
+"""The golden executor: a quantised model in numpy, on integers and float32, exactly by docs/contract.md.
+
+It alone defines the answer that interpreter, RTL and kernels are compared with. It reads the model and the scheme, never
+an image or a program, and every result is the same for every way of cutting the tokens into passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from headrace.kernels.contract import functions as fn
+from headrace.kernels.contract.f32 import add, from_int32, mul
+from headrace.kernels.contract.integers import as_operand, check_int8, decode_codes, dot_operands
+from headrace.models.errors import UserError
+from headrace.models.graph import LINEAR_NAMES
+from headrace.models.quantise import QuantisedLinear, QuantisedModel
+
+Trace = Callable[[int, str, np.ndarray], None]
+"""Called with (layer, name, array) after an operator; layer is -1 outside the layers. See `GoldenExecutor`."""
+
+CACHED_ELEMENTS = 1 << 30
+"""Models of up to this many weights keep them as float32 (4 bytes each); larger ones convert at each use."""
+
+POSITIONS_PER_PASS = 64
+"""Positions that `prefill` computes at once: bounds the memory of scores and logits, has no effect on any bit."""
+
+
+def weight_grid(linear: QuantisedLinear, name: str) -> np.ndarray:
+    """The int8 grid [N, K] of stored codes, by the contract's own map."""
+    if linear.bits == 8:
+        return check_int8(linear.codes, name)
+    return decode_codes(linear.codes, linear.mult, linear.off, linear.bits)
+
+
+class _Linear:
+    """One weight matrix [N, K]: ``y = f32(acc) (*) (s_a (*) s_w)``."""
+
+    def __init__(self, linear: QuantisedLinear, name: str, cached: bool):
+        self._linear = linear
+        self._name = name
+        self._operand = as_operand(weight_grid(linear, name), name) if cached else None
+        self._row_scale = linear.row_scale
+
+    def __call__(self, q8: np.ndarray, s_a: np.ndarray) -> np.ndarray:
+        """q8 int8 [n, K], s_a float32 [n] -> float32 [n, N]."""
+        operand = as_operand(weight_grid(self._linear, self._name), self._name) if self._operand is None else self._operand
+        # BLAS on float32 holding integers: dot_operands cuts K so that no partial sum passes 2**24 (see its comment).
+        return fn.scale(dot_operands(q8.astype(np.float32), operand), s_a[:, None], self._row_scale)
+
+
+class KvCache:
+    """INT8 keys and values with one scale per token and KV head, for one layer; grows by doubling.
+
+    k8, v8: int8 [kv_heads, capacity, head_dim]; s_k, s_v: float32 [kv_heads, capacity]. Rows past the length are junk
+    on purpose: they are masked, never read as data.
+    """
+
+    def __init__(self, kv_heads: int, head_dim: int, limit: int):
+        self.limit = limit
+        self._allocate(kv_heads, head_dim, min(limit, 128))
+
+    def _allocate(self, kv_heads: int, head_dim: int, capacity: int) -> None:
+        self.k8 = np.full((kv_heads, capacity, head_dim), -127, np.int8)
+        self.v8 = np.full((kv_heads, capacity, head_dim), 127, np.int8)
+        self.s_k = np.full((kv_heads, capacity), np.nan, np.float32)
+        self.s_v = np.full((kv_heads, capacity), np.nan, np.float32)
+
+    def write(self, start: int, k8: np.ndarray, s_k: np.ndarray, v8: np.ndarray, s_v: np.ndarray) -> None:
+        """Rows start .. start + n - 1. k8, v8 int8 [n, kv_heads, head_dim]; s_k, s_v float32 [n, kv_heads]."""
+        end = start + len(k8)
+        heads, capacity, head_dim = self.k8.shape
+        if end > capacity:
+            old = self.k8, self.v8, self.s_k, self.s_v
+            self._allocate(heads, head_dim, min(self.limit, max(end, 2 * capacity)))
+            for new, previous in zip((self.k8, self.v8, self.s_k, self.s_v), old, strict=True):
+                new[:, :start] = previous[:, :start]
+        self.k8[:, start:end], self.s_k[:, start:end] = k8.swapaxes(0, 1), s_k.swapaxes(0, 1)
+        self.v8[:, start:end], self.s_v[:, start:end] = v8.swapaxes(0, 1), s_v.swapaxes(0, 1)
+
+
+class GoldenExecutor:
+    """Runs a `QuantisedModel` token by token or many positions at once, with identical bits.
+
+    `trace(layer, name, array)` sees every intermediate under the name of its operator in `models.graph`: "embedding",
+    "attn_norm", "q", "k", "v", "rope_q", "rope_k", "attention_qk", "softmax", "attention_pv", "o", "attn_add", "mlp_norm",
+    "gate", "up", "silu_mul", "down", "mlp_add", "final_norm", "lm_head". The first axis is the position within the pass
+    ([n, heads, ...] in attention, [n, heads, T] for scores). A quantised vector appears under its source's name with ".q8"
+    and ".scale": attn_norm, rope_q, rope_k, v, attention_pv, mlp_norm, silu_mul, final_norm. "softmax" is the INT8 p, with
+    ".scale" the scale of the output.
+    """
+
+    def __init__(self, qmodel: QuantisedModel, *, trace: Trace | None = None):
+        self.qmodel = qmodel
+        self.config = config = qmodel.config
+        self.trace = trace
+        cached = config.parameters <= CACHED_ELEMENTS
+        self._layers = [
+            {name: _Linear(layer[name], f"layers.{index}.{name}", cached) for name in LINEAR_NAMES}
+            for index, layer in enumerate(qmodel.layers)
+        ]
+        self._lm_head = _Linear(qmodel.lm_head, "lm_head", cached)
+        self._embedding = weight_grid(qmodel.embedding, "embedding")
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget every token."""
+        config = self.config
+        self.position = 0
+        self.cache = [KvCache(config.kv_heads, config.head_dim, config.max_positions) for _ in range(config.layers)]
+
+    def step(self, token: int) -> np.ndarray:
+        """Logits float32 [vocab] after one more token."""
+        return self._forward([token], "last")[0]
+
+    def prefill(self, tokens: Sequence[int], *, all_positions: bool = False) -> np.ndarray:
+        """Take all `tokens`; logits float32 [vocab] of the last, or [len(tokens), vocab] of all positions."""
+        if not len(tokens):
+            raise UserError("tokens: none were given, at least one is needed")
+        self._check(tokens)
+        parts = []
+        for start in range(0, len(tokens), POSITIONS_PER_PASS):
+            chunk = tokens[start : start + POSITIONS_PER_PASS]
+            last = start + len(chunk) == len(tokens)
+            parts.append(self._forward(chunk, "all" if all_positions else "last" if last else "none"))
+        return np.concatenate(parts) if all_positions else parts[-1][0]
+
+    def _check(self, tokens: Sequence[int]) -> None:
+        config = self.config
+        if self.position + len(tokens) > config.max_positions:
+            raise UserError(
+                f"model {config.name}: {self.position + len(tokens)} positions are needed; allowed are max_positions = "
+                f"{config.max_positions}"
+            )
+        for token in tokens:
+            if not 0 <= token < config.vocab:
+                raise UserError(f"model {config.name}: token {token} is unknown; allowed are 0 to {config.vocab - 1}")
+
+    def _note(self, layer: int, name: str, array: np.ndarray) -> np.ndarray:
+        if self.trace is not None:
+            self.trace(layer, name, array)
+        return array
+
+    def _quantise(self, layer: int, name: str, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        q8, s = fn.quantise(x)
+        self._note(layer, name + ".q8", q8)
+        self._note(layer, name + ".scale", s)
+        return q8, s
+
+    def _forward(self, tokens: Sequence[int], logits: str) -> np.ndarray:
+        """One pass over consecutive tokens. logits: "all", "last" or "none" -> float32 [n, vocab], [1, vocab], [0, vocab]."""
+        self._check(tokens)
+        model, start, n = self.qmodel, self.position, len(tokens)
+        rows = np.asarray(tokens, np.int64)
+        x = self._note(-1, "embedding", fn.embed(self._embedding[rows], model.embedding.row_scale[rows]))
+        for index in range(self.config.layers):
+            x = self._attention(index, x, start)
+            x = self._mlp(index, x)
+        self.position = start + n
+        kept = {"all": n, "last": 1, "none": 0}[logits]
+        if not kept:
+            return np.empty((0, self.config.vocab), np.float32)
+        h = self._note(-1, "final_norm", fn.rmsnorm(x[n - kept :], model.final_norm, self.config.rms_eps))
+        return self._note(-1, "lm_head", self._lm_head(*self._quantise(-1, "final_norm", h)))
+
+    def _attention(self, index: int, x: np.ndarray, start: int) -> np.ndarray:
+        config, layer, linears, cache = self.config, self.qmodel.layers[index], self._layers[index], self.cache[index]
+        n, kv_heads, head_dim = len(x), config.kv_heads, config.head_dim
+        shared = config.heads // kv_heads  # query heads of one KV head
+        end = start + n
+
+        h = self._note(index, "attn_norm", fn.rmsnorm(x, layer["attn_norm"], config.rms_eps))
+        hq, s_h = self._quantise(index, "attn_norm", h)
+        q, k, v = (
+            self._note(index, name, linears[name](hq, s_h).reshape(n, -1, head_dim)) for name in ("q", "k", "v")
+        )
+        cos, sin = self.qmodel.rope_cos[start:end, None], self.qmodel.rope_sin[start:end, None]
+        q = self._note(index, "rope_q", fn.rope(q, cos, sin))
+        k = self._note(index, "rope_k", fn.rope(k, cos, sin))
+        q8, s_q = self._quantise(index, "rope_q", q)
+        k8, s_k = self._quantise(index, "rope_k", k)
+        v8, s_v = self._quantise(index, "v", v)
+        cache.write(start, k8, s_k, v8, s_v)
+
+        # Per KV head: its `shared` query heads times n positions are the rows, cached positions the columns.
+        rows = q8.reshape(n, kv_heads, shared, head_dim).transpose(1, 2, 0, 3).reshape(kv_heads, shared * n, head_dim)
+        row_scale = fn.score_scale(s_q, head_dim).reshape(n, kv_heads, shared).transpose(1, 2, 0)
+        acc = dot_operands(rows.astype(np.float32), cache.k8[:, :end].astype(np.float32))
+        acc = acc.reshape(kv_heads, shared, n, end)
+        scores = fn.scale(acc, row_scale[..., None], cache.s_k[:, None, None, :end])
+        valid = None if n == 1 else np.arange(end)[None, :] <= np.arange(start, end)[:, None]
+        p8, s_out = fn.softmax_quantised(scores, cache.s_v[:, None, None, :end], valid)
+        if self.trace is not None:
+            by_position = (2, 0, 1, 3)
+            self._note(index, "attention_qk", scores.transpose(by_position).reshape(n, config.heads, end))
+            self._note(index, "softmax.q8", p8.transpose(by_position).reshape(n, config.heads, end))
+            self._note(index, "softmax.scale", s_out.transpose(2, 0, 1).reshape(n, config.heads))
+        weights = p8.reshape(kv_heads, shared * n, end).astype(np.float32)
+        acc = dot_operands(weights, cache.v8[:, :end].astype(np.float32).swapaxes(1, 2))
+        out = mul(from_int32(acc.reshape(kv_heads, shared, n, head_dim)), s_out[..., None])
+        out = self._note(index, "attention_pv", out.transpose(2, 0, 1, 3).reshape(n, config.heads, head_dim))
+
+        delta = linears["o"](*self._quantise(index, "attention_pv", out.reshape(n, -1)))
+        return self._note(index, "attn_add", add(x, self._note(index, "o", delta)))
+
+    def _mlp(self, index: int, x: np.ndarray) -> np.ndarray:
+        linears, layer = self._layers[index], self.qmodel.layers[index]
+        h = self._note(index, "mlp_norm", fn.rmsnorm(x, layer["mlp_norm"], self.config.rms_eps))
+        hq, s_h = self._quantise(index, "mlp_norm", h)
+        gate = self._note(index, "gate", linears["gate"](hq, s_h))
+        up = self._note(index, "up", linears["up"](hq, s_h))
+        inner = self._note(index, "silu_mul", fn.silu_mul(gate, up))
+        delta = linears["down"](*self._quantise(index, "silu_mul", inner))
+        return self._note(index, "mlp_add", add(x, self._note(index, "down", delta)))
