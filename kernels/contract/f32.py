@@ -11,10 +11,11 @@ from headrace.kernels.contract import constants as c
 _MAGNITUDE = np.uint32(c.MAGNITUDE_MASK)
 _SIGN = np.uint32(c.SIGN_BIT)
 _ONE = np.uint32(1)
-_LARGEST_SUBNORMAL = np.uint32(c.MIN_NORMAL_BITS - 1)
 _MIN_NORMAL = np.uint32(c.MIN_NORMAL_BITS)
-_INFINITY = np.uint32(c.INFINITY_BITS)
 _NAN = np.uint32(c.NAN_BITS)
+# 2 * pattern - 1 drops the sign and wraps zero to the top: a subnormal, and nothing else, gives less than 2**-126 gives.
+_MIN_NORMAL_RANK = np.uint32(2 * c.MIN_NORMAL_BITS - 1)
+_TOP_RANK = np.uint32(0xFFFFFFFF)
 
 
 class UnorderedError(ArithmeticError):
@@ -31,59 +32,70 @@ def from_bits(u) -> np.ndarray:
     return np.asarray(u, np.uint32).view(np.float32)
 
 
+def _lowest_rank(u: np.ndarray) -> np.uint32:
+    """Lowest of 2 * pattern - 1 over all elements (see `_MIN_NORMAL_RANK`)."""
+    return np.minimum.reduce(np.subtract(np.left_shift(u, _ONE), _ONE), axis=None, initial=_TOP_RANK)
+
+
 def flush(x) -> np.ndarray:
     """`x` with every subnormal replaced by zero of its sign. Returns `x` itself where there is none."""
     x = np.asarray(x, np.float32)
     u = x.view(np.uint32)
-    # Zero wraps to 2**32 - 1, so one unsigned comparison finds magnitudes 1 .. 2**23 - 1.
-    subnormal = (u & _MAGNITUDE) - _ONE < _LARGEST_SUBNORMAL
-    if subnormal.any():
-        return np.where(subnormal, u & _SIGN, u).view(np.float32)
-    return x
+    if _lowest_rank(u) >= _MIN_NORMAL_RANK:
+        return x
+    return np.where((u & _MAGNITUDE) < _MIN_NORMAL, u & _SIGN, u).view(np.float32)
 
 
-def _one_nan(x: np.ndarray) -> np.ndarray:
+def one_nan(x: np.ndarray) -> np.ndarray:
     """`x` with every NaN replaced by the canonical one."""
-    nan = x != x
+    nan = np.isnan(x)
     if nan.any():
         return np.where(nan, _NAN, x.view(np.uint32)).view(np.float32)
     return x
 
 
-def _add_normal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Sum of operands that hold no subnormal. Floating-point warnings must be off.
+# The two below are links of longer chains of operations. They take operands without subnormals, give results without
+# subnormals, and leave it to the end of the chain to call `one_nan`: which NaN it is cannot matter in between. Floating-
+# point warnings must be off.
+
+
+def add_normal(a, b) -> np.ndarray:
+    """Link of a chain: ``a (+) b`` up to the choice of NaN.
 
     The sum of two normal numbers is a multiple of 2**-149, so a sum below 2**-126 is exact in float32 and the rounded
     result decides about the flush.
     """
-    return _one_nan(flush(np.add(a, b)))
+    return flush(np.add(a, b))
 
 
-def _mul_normal(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Product of operands that hold no subnormal. Floating-point warnings must be off.
+def mul_normal(a, b) -> np.ndarray:
+    """Link of a chain: ``a (*) b`` up to the choice of NaN.
 
     Rounding is monotonic, so an exact value below 2**-126 gives a result of at most 2**-126. Only that one result is
     ambiguous; there the float64 product, exact for two float32 operands, decides.
     """
     product = np.asarray(np.multiply(a, b))
-    edge = (product.view(np.uint32) & _MAGNITUDE) == _MIN_NORMAL
+    u = product.view(np.uint32)
+    if _lowest_rank(u) > _MIN_NORMAL_RANK:
+        return product
+    magnitude = u & _MAGNITUDE
+    below = magnitude < _MIN_NORMAL
+    edge = magnitude == _MIN_NORMAL
     if edge.any():
-        exact = np.multiply(a, b, dtype=np.float64)
-        below = edge & (np.abs(exact) < 2.0**-126)
-        product = np.where(below, product.view(np.uint32) & _SIGN, product.view(np.uint32)).view(np.float32)
-    return _one_nan(flush(product))
+        below |= edge & (np.abs(np.multiply(a, b, dtype=np.float64)) < 2.0**-126)
+    return np.where(below, u & _SIGN, u).view(np.float32)
 
 
 def add(a, b) -> np.ndarray:
     """``a (+) b``: rounded to nearest even, subnormals as zero, the one NaN."""
     with np.errstate(all="ignore"):
-        return _add_normal(flush(a), flush(b))
+        return one_nan(add_normal(flush(a), flush(b)))
 
 
 def mul(a, b) -> np.ndarray:
     """``a (*) b``: rounded to nearest even, flushed when the exact product is below 2**-126, the one NaN."""
     with np.errstate(all="ignore"):
-        return _mul_normal(flush(a), flush(b))
+        return one_nan(mul_normal(flush(a), flush(b)))
 
 
 def neg(x) -> np.ndarray:
@@ -172,7 +184,7 @@ def sum16(x) -> np.ndarray:
     partial = np.zeros(x.shape[:-1] + (lanes,), np.float32)
     with np.errstate(all="ignore"):
         for start in range(0, n, lanes):
-            partial = _add_normal(partial, x[..., start : start + lanes])
+            partial = add_normal(partial, x[..., start : start + lanes])
         while partial.shape[-1] > 1:
-            partial = _add_normal(partial[..., 0::2], partial[..., 1::2])
-    return partial[..., 0]
+            partial = add_normal(partial[..., 0::2], partial[..., 1::2])
+        return one_nan(partial[..., 0])

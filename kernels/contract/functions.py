@@ -7,8 +7,8 @@ import numpy as np
 
 from headrace.kernels.contract import constants as c
 from headrace.kernels.contract.f32 import (
-    absmax_last, add, argmax_last, bits, from_bits, from_int32, less, max_last, maximum, minimum, mul, neg,
-    require_ordered, sum16,
+    absmax_last, add, add_normal, argmax_last, bits, flush, from_bits, from_int32, less, max_last, maximum, minimum, mul,
+    mul_normal, neg, one_nan, require_ordered, sum16,
 )
 
 _ONE = from_bits(c.ONE_BITS)
@@ -30,37 +30,40 @@ def recip(x) -> np.ndarray:
     """1/x for 2**-121 <= x <= 2**120: integer seed and three Newton steps. Outside that range the bits are those of
     the same steps (32-bit wrap-around in the seed) and mean nothing."""
     x = np.asarray(x, np.float32)
-    y = from_bits(np.subtract(np.uint32(c.RECIP_SEED), bits(x), dtype=np.uint32))
-    minus_x = neg(x)
-    for _ in range(c.RECIP_STEPS):
-        e = add(mul(minus_x, y), _TWO)
-        y = mul(y, e)
-    return y
+    y = flush(from_bits(np.subtract(np.uint32(c.RECIP_SEED), bits(x))))
+    minus_x = neg(flush(x))
+    with np.errstate(all="ignore"):
+        for _ in range(c.RECIP_STEPS):
+            e = add_normal(mul_normal(minus_x, y), _TWO)
+            y = mul_normal(y, e)
+        return one_nan(y)
 
 
 def rsqrt(x) -> np.ndarray:
     """1/sqrt(x) for 2**-120 <= x <= 2**120: integer seed and three Newton steps."""
     x = np.asarray(x, np.float32)
     h = mul(x, _MINUS_HALF)
-    y = from_bits(np.subtract(np.uint32(c.RSQRT_SEED), bits(x) >> np.uint32(1), dtype=np.uint32))
-    for _ in range(c.RSQRT_STEPS):
-        u = mul(y, y)
-        e = add(mul(h, u), _ONE_AND_HALF)
-        y = mul(y, e)
-    return y
+    y = flush(from_bits(np.subtract(np.uint32(c.RSQRT_SEED), bits(x) >> np.uint32(1))))
+    with np.errstate(all="ignore"):
+        for _ in range(c.RSQRT_STEPS):
+            u = mul_normal(y, y)
+            e = add_normal(mul_normal(h, u), _ONE_AND_HALF)
+            y = mul_normal(y, e)
+        return one_nan(y)
 
 
 def exp(x) -> np.ndarray:
     """e**x with x clipped to -87 .. 80: Cody-Waite reduction, eight Horner steps, exponent by integer addition."""
-    x = minimum(maximum(x, _EXP_MIN), _EXP_MAX)
-    t = add(mul(x, _LOG2E), _MAGIC)
-    n = add(t, _MINUS_MAGIC)
-    r = add(mul(n, _MINUS_LN2_HI), x)
-    r = add(mul(n, _MINUS_LN2_LO), r)
-    p = _EXP_COEFFICIENTS[0]
-    for coefficient in _EXP_COEFFICIENTS[1:]:
-        p = add(mul(p, r), coefficient)
-    return from_bits(np.add(bits(p), bits(t) << np.uint32(23), dtype=np.uint32))
+    x = one_nan(flush(minimum(maximum(x, _EXP_MIN), _EXP_MAX)))
+    with np.errstate(all="ignore"):
+        t = add_normal(mul_normal(x, _LOG2E), _MAGIC)
+        n = add_normal(t, _MINUS_MAGIC)
+        r = add_normal(mul_normal(n, _MINUS_LN2_HI), x)
+        r = add_normal(mul_normal(n, _MINUS_LN2_LO), r)
+        p = _EXP_COEFFICIENTS[0]
+        for coefficient in _EXP_COEFFICIENTS[1:]:
+            p = add_normal(mul_normal(p, r), coefficient)
+    return from_bits(np.add(bits(p), np.left_shift(bits(t), np.uint32(23))))
 
 
 def rmsnorm(x, weight, epsilon: float) -> np.ndarray:
