@@ -1,0 +1,49 @@
+"""`headrace generate`: greedy continuation of a prompt."""
+
+import click
+
+from headrace.models.errors import UserError
+from headrace.options import json_option, seed_option, set_option
+from headrace.output import emit_json, progress
+
+
+@click.command("generate")
+@click.argument("model")
+@click.option("--prompt", required=True, metavar="TEXT", help="Raw text; no chat template.")
+@click.option("--tokens", required=True, type=int, metavar="N", help="Output tokens; the first comes from the prefill.")
+@click.option("--scheme", metavar="NAME_OR_PATH", help="Compression scheme; w4a8kv8 unless given, and for `float` none.")
+@click.option(
+    "--backend", type=click.Choice(["golden", "rtl", "float"]), default="golden", show_default=True,
+    help="golden: bits of the numeric contract; float: float32, the file's own weights unless --scheme is given; rtl: the simulated machine.",
+)
+@set_option
+@json_option
+@seed_option
+def command(
+    model: str, prompt: str, tokens: int, scheme: str | None, backend: str, overrides: tuple[str, ...], as_json: bool, seed: int
+) -> None:
+    """Continue a prompt with N greedy tokens; generation does not stop at an end-of-text token."""
+    from headrace.models.configfile import split_overrides
+    from headrace.sim.generate import generate
+    from headrace.sim.session import open_session, scheme_overrides
+
+    if backend == "rtl":
+        raise UserError("backend = 'rtl' is not built in this version of generate; allowed: golden, float (see `headrace cosim`)")
+    if tokens < 1:
+        raise UserError(f"--tokens {tokens}: allowed is 1 or more")
+    if not prompt:
+        raise UserError("--prompt '': is empty; allowed is a text of at least one token")
+    session = open_session(model, scheme=scheme, backend=backend, overrides=scheme_overrides(split_overrides(overrides)))
+    with progress(f"generating {tokens} tokens", total=tokens) as advance:
+        result = generate(session.executor, session.tokenizer, prompt, tokens, lambda token: advance())
+    config = session.model.config
+    if as_json:
+        document = {
+            "model": config.name, "scheme": session.scheme.name if session.scheme else None, "backend": backend,
+            "prompt": prompt, "text": result.text, "tokens": len(result.tokens), "tokens_per_s": result.tokens_per_s,
+            "token_ids": result.tokens, "prompt_tokens": len(result.prompt_tokens),
+        }
+        emit_json(document, [config.to_dict(), session.scheme], seed)
+        return
+    click.echo(prompt + result.text)
+    click.echo(f"{len(result.tokens)} tokens at {result.tokens_per_s:.2f} tokens/s on this host (measured, {backend})", err=True)

@@ -1,0 +1,54 @@
+"""Perplexity of a text: one pass over it, the first token unscored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from headrace.models.errors import UserError
+from headrace.sim.session import Executor
+
+POSITIONS_PER_PASS = 64
+"""Positions whose logits are held at once (float64 while they are scored)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity:
+    """exp(mean negative log likelihood) over the scored tokens. `tokens` counts all tokens of the text."""
+
+    perplexity: float
+    tokens: int
+    scored_tokens: int
+
+
+def perplexity(executor: Executor, tokens: Sequence[int], advance: Callable[[int], None] = lambda steps: None) -> Perplexity:
+    """Score each token but the first by the logits before it. `advance(positions)` reports progress.
+
+    Starts from an empty cache. Raises UserError when the text is shorter than 2 tokens or longer than the model's positions.
+    """
+    config = executor.config
+    if not 2 <= len(tokens) <= config.max_positions + 1:
+        raise UserError(
+            f"text: has {len(tokens)} tokens; allowed are 2 to {config.max_positions + 1} for model {config.name}, whose "
+            f"max_positions = {config.max_positions}"
+        )
+    executor.reset()
+    inputs, targets = tokens[:-1], np.asarray(tokens[1:], np.int64)
+    total = 0.0
+    for start in range(0, len(inputs), POSITIONS_PER_PASS):
+        chunk = inputs[start : start + POSITIONS_PER_PASS]
+        logits = executor.prefill(chunk, all_positions=True)
+        total += negative_log_likelihood(logits, targets[start : start + len(chunk)])
+        advance(len(chunk))
+    return Perplexity(perplexity=math.exp(total / len(targets)), tokens=len(tokens), scored_tokens=len(targets))
+
+
+def negative_log_likelihood(logits: np.ndarray, targets: np.ndarray) -> float:
+    """Sum over positions of -log softmax(logits)[target], in float64. logits [n, vocab], targets int [n]."""
+    wide = logits.astype(np.float64)
+    peak = wide.max(axis=1)
+    log_sum = np.log(np.exp(wide - peak[:, None]).sum(axis=1)) + peak
+    return float((log_sum - wide[np.arange(len(targets)), targets]).sum())

@@ -1,0 +1,88 @@
+"""What a command needs to run a model on the host: the executor of a backend, and the tokens of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from headrace.models.errors import UserError
+from headrace.models.graph import LlamaConfig
+from headrace.models.model import Model
+from headrace.models.quantise import quantise_model
+from headrace.models.registry import load_model
+from headrace.models.scheme import Scheme, load_scheme
+from headrace.models.tokenizer import Tokenizer
+from headrace.sim.float_model import FloatExecutor
+from headrace.sim.golden import GoldenExecutor
+
+DEFAULT_SCHEME = "w4a8kv8"
+HOST_BACKENDS = ("golden", "float")
+
+
+class Executor(Protocol):
+    """What `GoldenExecutor` and `FloatExecutor` have in common."""
+
+    config: LlamaConfig
+    position: int
+
+    def reset(self) -> None: ...
+
+    def step(self, token: int) -> np.ndarray: ...
+
+    def prefill(self, tokens: Sequence[int], *, all_positions: bool = False) -> np.ndarray: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A model ready to run. `scheme` is None where the float backend runs the file's own weights."""
+
+    model: Model
+    scheme: Scheme | None
+    backend: str
+    executor: Executor
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return require_tokenizer(self.model)
+
+
+def require_tokenizer(model: Model) -> Tokenizer:
+    """The model's tokenizer; UserError when its files hold none."""
+    if model.tokenizer is None:
+        raise UserError(f"model {model.config.name}: has no tokenizer, so text cannot be read; a tokenizer.json is needed")
+    return model.tokenizer
+
+
+def open_session(
+    model: str | Path, *, scheme: str | Path | None = None, backend: str = "golden", overrides: Iterable[str] = ()
+) -> Session:
+    """Load, compress and prepare.
+
+    golden: `scheme`, or `DEFAULT_SCHEME`. float: without a scheme the file's own weights; with one, weights on its grid but
+    activations, KV and scores in float, which tells how much of the loss is the weights'.
+    """
+    overrides = list(overrides)
+    if backend not in HOST_BACKENDS:
+        raise UserError(f"backend = {backend!r} is unknown; allowed: {', '.join(HOST_BACKENDS)}")
+    if backend == "float" and scheme is None:
+        if overrides:
+            raise UserError(f"--set scheme.{overrides[0]}: backend float without --scheme runs the file's own weights; give --scheme too")
+        loaded = load_model(model)
+        return Session(model=loaded, scheme=None, backend=backend, executor=FloatExecutor.from_model(loaded))
+    chosen = load_scheme(DEFAULT_SCHEME if scheme is None else scheme, overrides)
+    loaded = load_model(model)
+    compressed = quantise_model(loaded, chosen)
+    executor = GoldenExecutor(compressed) if backend == "golden" else FloatExecutor.from_quantised(compressed)
+    return Session(model=loaded, scheme=chosen, backend=backend, executor=executor)
+
+
+def scheme_overrides(groups: dict[str, list[str]]) -> list[str]:
+    """The scheme's part of `configfile.split_overrides`; UserError when others are given: no machine takes part."""
+    for name in ("machine", "board"):
+        if groups[name]:
+            raise UserError(f"--set {groups[name][0]}: this backend uses no machine and no board; allowed is scheme.FIELD=value")
+    return groups["scheme"]
