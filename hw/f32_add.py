@@ -18,7 +18,8 @@ class F32Add(wiring.Component):
     pack. Guard, round and sticky bits suffice: where more than one place cancels, the operands' exponents differ
     by at most one, and nothing was shifted past the guard bit.
 
-    Cost: see `tests/synth/test_f32_synth.py`.
+    Cost, synthesised by Yosys for UltraScale+ (`tests/synth/test_f32_synth.py` bounds it):
+    441 LUT, 239 FF, no DSP; at most 11 cells between registers, 8 of them the CARRY4 of the rounding.
     """
 
     LATENCY = 5
@@ -101,9 +102,11 @@ class F32Add(wiring.Component):
         ]
 
         # Stage 4: normalise, with the leading one at bit 27; the exponent field falls by the shift less one, and
-        # the value is flushed where that leaves none. A nonzero total is at least 2**-149 in value, hence exact.
+        # the value is flushed where that leaves none. A total that small lost no bit in the alignment, so it is exact.
         normal = Signal(28, reset_less=True)
-        exponent4 = Signal(9, reset_less=True)
+        exponent4 = Signal(8, reset_less=True)
+        over4 = Signal(reset_less=True)
+        last4 = Signal(reset_less=True)
         sign4 = Signal(reset_less=True)
         zero4 = Signal(reset_less=True)
         nan4 = Signal(reset_less=True)
@@ -111,19 +114,31 @@ class F32Add(wiring.Component):
         aligned, shift = normalise(m, total, "total")
         vanishes = Signal()
         m.d.comb += vanishes.eq(total == 0)
+        # Whether the exponent field becomes 255, or 254, the last that is finite: only a shift of 0 or 1 gets there.
+        shift_0 = total[27]
+        shift_1 = ~total[27] & total[26]
         m.d.sync += [
             normal.eq(aligned),
             exponent4.eq(exponent3 + 1 - shift),
+            over4.eq(shift_0 & (exponent3 == 254)),
+            last4.eq(Mux(shift_0, exponent3 == 253, shift_1 & (exponent3 == 254))),
             zero4.eq(vanishes | (shift > exponent3)),
             sign4.eq(sign3 & ~(vanishes & subtract3)),
             nan4.eq(nan3),
             infinite4.eq(infinite3),
         ]
 
-        # Stage 5: round and pack, a carry out of the fraction incrementing the exponent above it.
+        # Stage 5: round and pack, a carry out of the fraction incrementing the exponent above it; from 254, which
+        # is even, that shows in the lowest bit of the exponent.
         result = Signal(32, reset_less=True)
-        rounded = Signal(32)
-        m.d.comb += rounded.eq(Cat(normal[4:27], exponent4) + rounds_up(normal[4], normal[3], normal[:3].any()))
-        m.d.sync += result.eq(pack(sign=sign4, rounded=rounded, nan=nan4, infinite=infinite4, zero=zero4))
+        rounded = Signal(31)
+        overflow = Signal()
+        m.d.comb += [
+            rounded.eq(Cat(normal[4:27], exponent4) + rounds_up(normal[4], normal[3], normal[:3].any())),
+            overflow.eq(over4 | (last4 & rounded[23])),
+        ]
+        m.d.sync += result.eq(
+            pack(sign=sign4, rounded=rounded, overflow=overflow, nan=nan4, infinite=infinite4, zero=zero4)
+        )
         m.d.comb += self.y.eq(result)
         return m

@@ -2,9 +2,6 @@
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 
-EXPONENT_BITS = 8
-FRACTION_BITS = 23
-SIGNIFICAND_BITS = 24
 BIAS = 127
 EXPONENT_SPECIAL = 255
 """The exponent field of infinity and NaN."""
@@ -38,17 +35,17 @@ def rounds_up(lsb: Value, guard: Value, sticky: Value) -> Value:
     return guard & (sticky | lsb)
 
 
-def pack(*, sign: Value, rounded: Value, nan: Value, infinite: Value, zero: Value) -> Value:
-    """The float32 of a rounded (fraction, exponent) pair, after the special cases.
+def pack(*, sign: Value, rounded: Value, overflow: Value, nan: Value, infinite: Value, zero: Value) -> Value:
+    """The float32 of a rounded fraction and exponent, after the special cases.
 
     rounded
-        Cat(fraction 23, exponent 9): the exponent field after rounding, not negative where `zero` is 0;
-        255 and more is an overflow.
+        Cat(fraction 23, exponent field 8 or more), after rounding.
+    overflow
+        Whether the exponent field after rounding is 255 or more. Any value where `zero` is 1.
     zero
         An exact zero, or an exact value below 2**-126, decided before rounding. It yields to `infinite`, and
         both yield to `nan`.
     """
-    overflow = rounded[23:31].all() | rounded[31]
     top = infinite | overflow & ~zero
     magnitude = Mux(top, Const(EXPONENT_SPECIAL << 23, 31), Mux(zero, Const(0, 31), rounded[:31]))
     return Mux(nan, Const(NAN, 32), Cat(magnitude, sign))
