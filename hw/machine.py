@@ -110,7 +110,7 @@ class Buffers(StrictModel):
     """Decoded weight slices (stripe_rows x 16 int8) between the decode unit and the array."""
     vector_rows: PowerOfTwo = _size(64, 1 << 17, 4096)
     """Rows of `sfu.lanes` float32."""
-    activation_slices: PowerOfTwo = _size(16, 1 << 15, 256)
+    activation_slices: PowerOfTwo = _size(16, 1 << 15, 1024)
     """Rows of 16 int8."""
     imem_words: PowerOfTwo = _size(64, 1 << 16, 2048)
     """Instructions."""

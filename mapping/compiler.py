@@ -18,6 +18,7 @@ from headrace.mapping.placement import (
     check_supported, largest_context, linear_words, round_up, rows, slices, vector_rows,
 )
 from headrace.mapping.stream import pack_stream, slice_words, stripe_words
+from headrace.mapping.tokens import Item
 from headrace.models.errors import UserError
 from headrace.models.graph import LINEAR_NAMES, NORM_NAMES, LlamaConfig
 from headrace.models.quantise import QuantisedLinear, QuantisedModel
@@ -105,7 +106,7 @@ def compile_model(
         )
     if not all(0 <= token < config.vocab for token in prompt):
         raise UserError(f"a prompt token is outside 0..{config.vocab - 1}")
-    layout, address = _lay_out(model, plan, prompt)
+    layout, address = lay_out(model, plan, prompt)
     instructions = generate(plan, address)
     if len(instructions) > machine.buffers.imem_words:
         raise UserError(
@@ -128,7 +129,7 @@ def program_words(machine: Machine, instructions: int) -> int:
     return -(-instructions * INSTRUCTION_BYTES // machine.word_bytes)
 
 
-def _lay_out(model: QuantisedModel, plan: Plan, prompt: list[int]) -> tuple[Layout, Addresses]:
+def lay_out(model: QuantisedModel, plan: Plan, prompt: list[int]) -> tuple[Layout, Addresses]:
     machine, config = plan.machine, plan.config
     layout = Layout(machine.word_bytes)
     layout.add("header", np.zeros(machine.word_bytes, np.uint8))
@@ -218,7 +219,12 @@ def _prompt(plan: Plan, prompt: list[int]) -> np.ndarray:
 
 
 def generate(plan: Plan, address: Addresses) -> list[Instruction]:
-    """The program: docs/compiler.md tells its shape."""
+    """The program of `items`."""
+    return [item.instruction for item in items(plan, address)]
+
+
+def items(plan: Plan, address: Addresses) -> list[Item]:
+    """The program with the regions that each instruction touches; docs/compiler.md tells its shape."""
     # Names of a position's start, of a layer and of the LM head take turns.
     e = Emitter(shared=(("block", "out", "head"), ("row", "p", "index"), ("chunk", "scale_row")))
     _prologue(e, plan, address)

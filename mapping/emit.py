@@ -105,17 +105,17 @@ class Emitter:
     def halt(self) -> None:
         self._bare(Op.HALT)
 
-    def finish(self) -> list[Instruction]:
-        """All instructions with branch targets filled in."""
+    def finish(self) -> list[Item]:
+        """All items with branch targets filled in."""
         if self._segment or self._label:
             raise ValueError("the program ends inside a segment")
         place = {item.label: pc for pc, item in enumerate(self.program) if item.label}
         out = []
         for item in self.program:
-            instruction = item.instruction
             if item.target is not None:
-                instruction = replace(instruction, operands=(*instruction.operands[:2], Operand(place[item.target])))
-            out.append(instruction)
+                operands = (*item.instruction.operands[:2], Operand(place[item.target]))
+                item = replace(item, instruction=replace(item.instruction, operands=operands))
+            out.append(item)
         return out
 
     # SYS
