@@ -112,7 +112,7 @@ def order_key(x) -> np.ndarray:
     """int32 keys that order as the contract orders float32: sign-magnitude bit patterns, -0 = +0, NaN outside infinity."""
     u = bits(x)
     magnitude = (u & _MAGNITUDE).view(np.int32)
-    return np.where(u >= _SIGN, -magnitude, magnitude)
+    return np.where(u >= _SIGN, np.negative(magnitude), magnitude)
 
 
 def unordered(a, b=0.0) -> np.ndarray:

@@ -68,17 +68,20 @@ def exp(x) -> np.ndarray:
 
 def rmsnorm(x, weight, epsilon: float) -> np.ndarray:
     """Root-mean-square norm of the last axis. x [..., d], weight [d] -> [..., d]."""
-    x = np.asarray(x, np.float32)
+    x = flush(x)
     width = x.shape[-1]
-    total = sum16(mul(x, x))
-    variance = add(mul(total, np.float32(1.0 / width)), np.float32(epsilon))
-    return mul(mul(x, rsqrt(variance)[..., None]), weight)
+    with np.errstate(all="ignore"):
+        total = sum16(mul_normal(x, x))
+        variance = add_normal(mul_normal(total, np.float32(1.0 / width)), flush(np.float32(epsilon)))
+        return one_nan(mul_normal(mul_normal(x, rsqrt(variance)[..., None]), flush(weight)))
 
 
 def silu_mul(gate, up) -> np.ndarray:
     """``(g * sigmoid(g)) * u`` element by element."""
-    sigmoid = recip(add(exp(neg(gate)), _ONE))
-    return mul(mul(gate, sigmoid), up)
+    gate = flush(gate)
+    with np.errstate(all="ignore"):
+        sigmoid = recip(add_normal(exp(neg(gate)), _ONE))
+        return one_nan(mul_normal(mul_normal(gate, sigmoid), flush(up)))
 
 
 def rope_tables(positions, head_dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
@@ -91,12 +94,13 @@ def rope_tables(positions, head_dim: int, theta: float) -> tuple[np.ndarray, np.
 
 def rope(x, cos, sin) -> np.ndarray:
     """Rotary embedding, half-split. x [..., d], cos and sin broadcastable to [..., d/2]."""
-    x = np.asarray(x, np.float32)
+    x, cos, sin = flush(x), flush(cos), flush(sin)
     half = x.shape[-1] // 2
     x0, x1 = x[..., :half], x[..., half:]
-    y0 = add(mul(x0, cos), mul(neg(x1), sin))
-    y1 = add(mul(x1, cos), mul(x0, sin))
-    return np.concatenate([y0, y1], axis=-1)
+    with np.errstate(all="ignore"):
+        y0 = add_normal(mul_normal(x0, cos), mul_normal(neg(x1), sin))
+        y1 = add_normal(mul_normal(x1, cos), mul_normal(x0, sin))
+    return one_nan(np.concatenate([y0, y1], axis=-1))
 
 
 def quantise(x) -> tuple[np.ndarray, np.ndarray]:
@@ -107,11 +111,13 @@ def quantise(x) -> tuple[np.ndarray, np.ndarray]:
     x = np.asarray(x, np.float32)
     m = absmax_last(x)
     big = ~less(m, c.QMIN)
-    inverse = np.where(big, mul(_INT8_MAX, recip(m)), np.float32(0.0))
-    scale_ = np.where(big, mul(m, c.ONE_OVER_127), np.float32(0.0))
-    scaled = np.rint(mul(x, inverse[..., None]))
-    require_ordered(scaled, "operand of quantise")
-    return np.clip(scaled, -c.INT8_MAX, c.INT8_MAX).astype(np.int8), scale_
+    zero = np.float32(0.0)
+    with np.errstate(all="ignore"):
+        m = np.where(big, m, zero)
+        inverse = np.where(big, mul_normal(_INT8_MAX, recip(m)), zero)
+        scaled = np.rint(mul_normal(flush(x), inverse[..., None]))
+        require_ordered(scaled, "operand of quantise")
+        return np.clip(scaled, -c.INT8_MAX, c.INT8_MAX).astype(np.int8), mul_normal(m, c.ONE_OVER_127)
 
 
 def softmax_quantised(scores, value_scales, valid=None) -> tuple[np.ndarray, np.ndarray]:
@@ -132,13 +138,15 @@ def softmax_quantised(scores, value_scales, valid=None) -> tuple[np.ndarray, np.
         e = np.where(valid, exp(add(safe, neg(m)[..., None])), np.float32(0.0))
         value_scales = np.where(valid, value_scales, np.float32(0.0))
     z = sum16(e)
-    q, s_p = quantise(mul(e, value_scales))
-    return q, mul(s_p, recip(z))
+    with np.errstate(all="ignore"):
+        q, s_p = quantise(mul_normal(e, flush(value_scales)))
+        return q, one_nan(mul_normal(s_p, recip(z)))
 
 
 def scale(accumulator, s_a, s_w=_ONE) -> np.ndarray:
     """``f32(acc) (*) (s_a (*) s_w)``: an int32 accumulator to float32 units."""
-    return mul(from_int32(accumulator), mul(s_a, s_w))
+    with np.errstate(all="ignore"):
+        return one_nan(mul_normal(from_int32(accumulator), mul_normal(flush(s_a), flush(s_w))))
 
 
 def score_scale(s_q, head_dim: int) -> np.ndarray:

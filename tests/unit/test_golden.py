@@ -43,20 +43,20 @@ def tokens_of(count: int) -> list[int]:
 
 
 def test_prefill_in_any_cut_equals_stepping_bit_for_bit(qmodel):
-    tokens = tokens_of(150)  # more than two passes of 64, and past a doubling of the cache
+    tokens = tokens_of(140)  # more than two passes of 64, and past a doubling of the cache
     stepped = GoldenExecutor(qmodel)
     reference = np.stack([stepped.step(token) for token in tokens])
     whole = GoldenExecutor(qmodel)
     assert np.array_equal(f32.bits(whole.prefill(tokens, all_positions=True)), f32.bits(reference))
-    for cut in (1, 7, 64, 100):
+    for cut in (1, 70):
         mixed = GoldenExecutor(qmodel)
         mixed.prefill(tokens[:cut])
         assert np.array_equal(f32.bits(mixed.prefill(tokens[cut:])), f32.bits(reference[-1]))
     for layer in range(CONFIG.layers):
         for field in ("k8", "v8"):
-            assert np.array_equal(getattr(whole.cache[layer], field)[:, :150], getattr(stepped.cache[layer], field)[:, :150])
+            assert np.array_equal(getattr(whole.cache[layer], field)[:, :140], getattr(stepped.cache[layer], field)[:, :140])
         for field in ("s_k", "s_v"):
-            assert np.array_equal(getattr(whole.cache[layer], field)[:, :150], getattr(stepped.cache[layer], field)[:, :150])
+            assert np.array_equal(getattr(whole.cache[layer], field)[:, :140], getattr(stepped.cache[layer], field)[:, :140])
 
 
 def test_the_size_of_a_pass_and_the_weight_cache_change_no_bit(qmodel, monkeypatch):
@@ -113,7 +113,7 @@ def naive_step(qmodel, tokens) -> np.ndarray:
     c, fn = qmodel.config, functions
 
     def linear(weight, q, s):
-        acc = np.array([sum(int(a) * int(b) for a, b in zip(row, q)) for row in weight.int8()], np.int32)
+        acc = (weight.int8().astype(np.int64) @ q.astype(np.int64)).astype(np.int32)
         return f32.mul(f32.from_int32(acc), f32.mul(s, weight.row_scale))
 
     cache = [[] for _ in range(c.layers)]
@@ -201,3 +201,11 @@ def test_refusals(qmodel):
     executor.prefill([1] * 200)
     with pytest.raises(UserError, match="201 positions"):
         executor.step(1)
+
+
+def test_grids_and_tables_of_the_model_are_those_of_the_contract(qmodel):
+    for layer in qmodel.layers:
+        for name in ("q", "k", "v", "o", "gate", "up", "down"):
+            assert np.array_equal(golden_module.weight_grid(layer[name], name), layer[name].int8())
+    cos, sin = functions.rope_tables(range(CONFIG.max_positions), CONFIG.head_dim, CONFIG.rope_theta)
+    assert np.array_equal(cos, qmodel.rope_cos) and np.array_equal(sin, qmodel.rope_sin)
