@@ -15,6 +15,7 @@ _MIN_NORMAL = np.uint32(c.MIN_NORMAL_BITS)
 _NAN = np.uint32(c.NAN_BITS)
 # 2 * pattern - 1 drops the sign and wraps zero to the top: a subnormal, and nothing else, gives less than 2**-126 gives.
 _MIN_NORMAL_RANK = np.uint32(2 * c.MIN_NORMAL_BITS - 1)
+_PLAIN_SUM_RANK = np.uint32(2 * ((127 - 102) << 23) - 1)  # that of 2**-102
 _TOP_RANK = np.uint32(0xFFFFFFFF)
 
 
@@ -182,9 +183,14 @@ def sum16(x) -> np.ndarray:
     if padding:  # +0 never changes a partial: a partial starts at +0 and no sum that includes +0 is -0
         x = np.concatenate([x, np.zeros(x.shape[:-1] + (padding,), np.float32)], axis=-1)
     partial = np.zeros(x.shape[:-1] + (lanes,), np.float32)
+    # Sums need no check for subnormals when nothing can cancel, nor when every term is zero or at least 2**-102 and so a
+    # multiple of 2**-125: rounding keeps sums multiples of it.
+    u = x.view(np.uint32)
+    plain = np.maximum.reduce(u, axis=None, initial=np.uint32(0)) < _SIGN or _lowest_rank(u) >= _PLAIN_SUM_RANK
+    add_ = np.add if plain else add_normal
     with np.errstate(all="ignore"):
         for start in range(0, n, lanes):
-            partial = add_normal(partial, x[..., start : start + lanes])
+            partial = add_(partial, x[..., start : start + lanes])
         while partial.shape[-1] > 1:
-            partial = add_normal(partial[..., 0::2], partial[..., 1::2])
+            partial = add_(partial[..., 0::2], partial[..., 1::2])
         return one_nan(partial[..., 0])

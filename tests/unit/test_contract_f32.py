@@ -135,10 +135,17 @@ def test_int32_conversion_is_nearest_even():
         f32.from_int32(np.array([1], np.int64))
 
 
+@pytest.mark.parametrize("kind", ["signed", "positive", "tiny", "tiny positive", "patterns"])
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 100, 576])
-def test_sum_is_sixteen_partials_and_a_tree(length):
+def test_sum_is_sixteen_partials_and_a_tree(length, kind):
     rng = np.random.default_rng(SEED + length)
     x = (rng.standard_normal((3, length)) * 10.0 ** rng.integers(-6, 6, (3, length))).astype(np.float32)
+    if "tiny" in kind:
+        x = (rng.standard_normal((3, length)) * 2.0**-123).astype(np.float32)
+    if "positive" in kind:
+        x = np.abs(x)
+    if kind == "patterns":
+        x = f32.from_bits(rng.integers(0, 2**32, (3, length), dtype=np.uint32))
     got = f32.bits(f32.sum16(x))
     for row, result in zip(x, got.tolist()):
         partials = [0] * 16

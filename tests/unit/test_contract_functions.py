@@ -169,3 +169,48 @@ def test_scales_and_embedding():
     assert functions.scale(acc, np.float32(0.5)).tolist() == [2.0**23, -1.5]
     assert functions.score_scale(np.float32(3.0), 64) == np.float32(0.375)
     assert functions.embed(np.array([[3, -127]], np.int8), np.array([0.5], np.float32)).tolist() == [[1.5, -63.5]]
+
+
+def stepwise_recip(x):
+    y = f32.from_bits(np.subtract(np.uint32(0x7EF311C7), f32.bits(x)))
+    for _ in range(3):
+        y = f32.mul(y, f32.add(f32.mul(f32.neg(x), y), np.float32(2)))
+    return y
+
+
+def stepwise_rsqrt(x):
+    h, y = f32.mul(x, np.float32(-0.5)), f32.from_bits(np.subtract(np.uint32(0x5F3759DF), f32.bits(x) >> np.uint32(1)))
+    for _ in range(3):
+        y = f32.mul(y, f32.add(f32.mul(h, f32.mul(y, y)), np.float32(1.5)))
+    return y
+
+
+def stepwise_exp(x):
+    x = f32.minimum(f32.maximum(x, np.float32(-87)), np.float32(80))
+    t = f32.add(f32.mul(x, f32.from_bits(c.LOG2E_BITS)), f32.from_bits(c.MAGIC_BITS))
+    n = f32.sub(t, f32.from_bits(c.MAGIC_BITS))
+    r = f32.add(f32.mul(n, f32.neg(f32.from_bits(c.LN2_HI_BITS))), x)
+    r = f32.add(f32.mul(n, f32.neg(f32.from_bits(c.LN2_LO_BITS))), r)
+    p = f32.from_bits(c.EXP_COEFFICIENT_BITS[0])
+    for u in c.EXP_COEFFICIENT_BITS[1:]:
+        p = f32.add(f32.mul(p, r), f32.from_bits(u))
+    return f32.from_bits(np.add(f32.bits(p), f32.bits(t) << np.uint32(23)))
+
+
+@pytest.mark.parametrize("name, stepwise", [("recip", stepwise_recip), ("rsqrt", stepwise_rsqrt), ("exp", stepwise_exp)])
+def test_functions_equal_their_steps_in_checked_arithmetic(name, stepwise):
+    """Within the range, where plain numpy is used, over all positive patterns, where it is not, and one by one."""
+    rng = np.random.default_rng(SEED)
+    function = getattr(functions, name)
+    special = f32.from_bits(np.array([0x00800000, 0x03000000, 0x7B800000, 0x00000000, 0x00000001, 0x7F7FFFFF, 0x7F800000], np.uint32))
+    inside = np.ldexp(rng.uniform(1, 2, 50_000), rng.integers(-120, 120, 50_000)).astype(np.float32)
+    anything = f32.from_bits(rng.integers(0, 0x7F800000, 50_000).astype(np.uint32))
+    cases = [inside, anything, np.concatenate([special, inside[:5]]), *special]
+    if name == "exp":
+        # small arguments, the places where x nearly equals n ln 2, and negative patterns
+        near = (np.arange(-125, 116) * np.log(2)).astype(np.float32)
+        near = f32.from_bits((f32.bits(near)[:, None] + np.arange(-40, 41, dtype=np.int64)).astype(np.uint32))
+        cases += [-inside, -anything, rng.uniform(-87, 80, 100_000).astype(np.float32), near]
+    with np.errstate(all="ignore"):
+        for x in cases:
+            assert np.array_equal(f32.bits(function(x)), f32.bits(stepwise(x)))
