@@ -10,11 +10,12 @@ NAN = 0x7FC00000
 """The one NaN that a unit gives."""
 
 
-def normalise(m: Module, value: Value, name: str) -> tuple[Value, Value]:
+def normalise(m: Module, value: Value, name: str, *, first_empty: Value) -> tuple[Value, Value]:
     """(`value` shifted left until its top bit is set, the shift), combinational; a zero gives (0, 2**k - 1).
 
     Leading zeros are counted by binary search: a step of 2**i looks at the top 2**i bits and shifts them out if
     all are zero, so the count is the list of the steps taken and costs nothing more than the shifter.
+    `first_empty` answers the first and widest step; the stage before has found it, to shorten this one.
     """
     width, shifts = len(value), []
     for step in reversed(range((width - 1).bit_length())):
@@ -22,7 +23,7 @@ def normalise(m: Module, value: Value, name: str) -> tuple[Value, Value]:
         empty = Signal(name=f"{name}_empty{distance}")
         shifted = Signal(width, name=f"{name}_by{distance}")
         m.d.comb += [
-            empty.eq(~value[width - distance :].any()),
+            empty.eq(~value[width - distance :].any() if shifts else first_empty),
             shifted.eq(Mux(empty, Cat(Const(0, distance), value[: width - distance]), value)),
         ]
         value = shifted

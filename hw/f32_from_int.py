@@ -14,7 +14,8 @@ class F32FromInt32(wiring.Component):
     the `LATENCY`-th edge, a new operand every cycle. Stages: magnitude; normalise; round and pack.
 
     Cost, synthesised by Yosys for UltraScale+ (`tests/synth/test_f32_synth.py` bounds it):
-    159 LUT, 106 FF, no DSP; at most 11 cells between registers, 8 of them the CARRY4 of the rounding.
+    185 LUT, 107 FF, no DSP; at most 11 cells between registers, 8 of them the CARRY4 of the rounding,
+    and at most 8 LUTs in a row (the normalisation).
     """
 
     LATENCY = 3
@@ -26,12 +27,15 @@ class F32FromInt32(wiring.Component):
     def elaborate(self, platform):
         m = Module()
 
-        # Stage 1: the magnitude, up to 2**31.
+        # Stage 1: the magnitude, up to 2**31. It is below 2**16 for 0 .. 2**16 - 1 and for -(2**16 - 1) .. -1, which
+        # is read off the operand, beside the carry chain.
         magnitude = Signal(32, reset_less=True)
         sign1 = Signal(reset_less=True)
+        top16_empty = Signal(reset_less=True)
         bits = self.x.as_unsigned()
         m.d.sync += [
             magnitude.eq((bits ^ bits[31].replicate(32)) + bits[31]),
+            top16_empty.eq(Mux(bits[31], bits[16:31].all() & bits[:16].any(), ~bits[16:31].any())),
             sign1.eq(bits[31]),
         ]
 
@@ -39,7 +43,7 @@ class F32FromInt32(wiring.Component):
         normal = Signal(32, reset_less=True)
         sign2 = Signal(reset_less=True)
         exponent = Signal(8, reset_less=True)
-        aligned, shift = normalise(m, magnitude, "magnitude")
+        aligned, shift = normalise(m, magnitude, "magnitude", first_empty=top16_empty)
         m.d.sync += [
             normal.eq(aligned),
             exponent.eq(BIAS + 31 - shift),
