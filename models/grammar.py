@@ -160,11 +160,11 @@ class Story:
             lambda: f"The {pick(TEMPERS)} {pick(ROLES)} {hero.name} lived {where} with {self.animal_phrase()}.",
         ))()
 
-    def middle(self) -> str:
-        """One sentence about the hero in the past tense, with the pronoun as its subject."""
+    def middle(self, count: int) -> list[str]:
+        """Sentences about the hero in the past tense, with the pronoun as subject; no two of the same kind."""
         pick, hero, friend = self.rng.choice, self.hero, self.friend
         where = f"{self.preposition} {self.place}"
-        return pick((
+        kinds = (
             lambda: f"{hero.subject} {pick(TAKE)[2]} {self.object_phrase()} {where}.",
             lambda: f"{hero.subject} {pick(MEET)[2]} {self.animal_phrase()}.",
             lambda: f"{hero.subject} {pick(MOVE)[2]} {pick(ADVERBS)} {where}.",
@@ -175,9 +175,10 @@ class Story:
             lambda: f"\"{pick(SAYINGS)},\" said {hero.name} to {hero.his} friend.",
             lambda: f"{friend.name} {pick(MOVE)[2]} with {hero.him} and {pick(TAKE)[2]} {self.object_phrase()}.",
             lambda: f"{hero.subject} asked {friend.name} for {self.object_phrase()}, but {friend.name} was {pick(MOODS)}.",
-            lambda: self.quality_sentence(),
-            lambda: self.animal_sentence(),
-        ))()
+            self.quality_sentence,
+            self.animal_sentence,
+        )
+        return [kind() for kind in self.rng.sample(kinds, count)]
 
     def quality_sentence(self) -> str:
         pick = self.rng.choice
@@ -217,8 +218,7 @@ class Story:
         )
 
     def text(self) -> str:
-        sentences = [self.opening()]
-        sentences += [self.middle() for _ in range(self.rng.randint(1, 4))]
+        sentences = [self.opening(), *self.middle(self.rng.randint(1, 4))]
         if self.rng.random() < 0.2:
             sentences = [self.fact(), *sentences]
         return " ".join([*sentences, self.ending()])
