@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from headrace.kernels.contract import functions as fn
+from headrace.kernels.contract.constants import MAX_DOT_LENGTH
 from headrace.kernels.contract.f32 import add, from_int32, mul
 from headrace.kernels.contract.integers import as_operand, check_int8, decode_codes, dot_operands
 from headrace.models.errors import UserError
@@ -20,8 +21,12 @@ from headrace.models.quantise import QuantisedLinear, QuantisedModel
 Trace = Callable[[int, str, np.ndarray], None]
 """Called with (layer, name, array) after an operator; layer is -1 outside the layers. See `GoldenExecutor`."""
 
-CACHED_ELEMENTS = 1 << 30
-"""Models of up to this many weights keep them as float32 (4 bytes each); larger ones convert at each use."""
+FLOAT32_ELEMENTS = 1 << 22
+"""Models of up to this many weights keep them as the float32 operands of BLAS. Larger ones keep int8: a step is bound by
+reading the weights, and a pass of many positions converts them as it goes. Neither has an effect on any bit."""
+
+GEMV_POSITIONS = 4
+"""Passes of up to this many positions read int8 weights directly."""
 
 POSITIONS_PER_PASS = 64
 """Positions that `prefill` computes at once: bounds the memory of scores and logits, has no effect on any bit."""
@@ -37,17 +42,27 @@ def weight_grid(linear: QuantisedLinear, name: str) -> np.ndarray:
 class _Linear:
     """One weight matrix [N, K]: ``y = f32(acc) (*) (s_a (*) s_w)``."""
 
-    def __init__(self, linear: QuantisedLinear, name: str, cached: bool):
-        self._linear = linear
-        self._name = name
-        self._operand = as_operand(weight_grid(linear, name), name) if cached else None
+    def __init__(self, linear: QuantisedLinear, name: str, as_float32: bool):
+        grid = weight_grid(linear, name)
+        if grid.shape[1] > MAX_DOT_LENGTH:
+            raise UserError(f"tensor {name}: has {grid.shape[1]} inputs; allowed are up to {MAX_DOT_LENGTH}, which int32 sums hold exactly")
+        self._grid = as_operand(grid, name) if as_float32 else np.ascontiguousarray(grid)
         self._row_scale = linear.row_scale
 
     def __call__(self, q8: np.ndarray, s_a: np.ndarray) -> np.ndarray:
         """q8 int8 [n, K], s_a float32 [n] -> float32 [n, N]."""
-        operand = as_operand(weight_grid(self._linear, self._name), self._name) if self._operand is None else self._operand
-        # BLAS on float32 holding integers: dot_operands cuts K so that no partial sum passes 2**24 (see its comment).
-        return fn.scale(dot_operands(q8.astype(np.float32), operand), s_a[:, None], self._row_scale)
+        return fn.scale(self._dot(q8), s_a[:, None], self._row_scale)
+
+    def _dot(self, q8: np.ndarray) -> np.ndarray:
+        if self._grid.dtype == np.int8 and len(q8) <= GEMV_POSITIONS:
+            from headrace.sim.int8_gemv import int8_gemv  # numba takes a second to import: only where it pays
+
+            acc = np.empty((len(q8), len(self._grid)), np.int32)
+            for vector, row in zip(q8.astype(np.int16), acc, strict=True):
+                int8_gemv(vector, self._grid, row)
+            return acc
+        # BLAS on float32 that holds integers: dot_operands cuts K so that no partial sum passes 2**24 (see its comment).
+        return dot_operands(q8.astype(np.float32), self._grid.astype(np.float32, copy=False))
 
 
 class KvCache:
@@ -95,12 +110,12 @@ class GoldenExecutor:
         self.qmodel = qmodel
         self.config = config = qmodel.config
         self.trace = trace
-        cached = config.parameters <= CACHED_ELEMENTS
+        as_float32 = config.parameters <= FLOAT32_ELEMENTS
         self._layers = [
-            {name: _Linear(layer[name], f"layers.{index}.{name}", cached) for name in LINEAR_NAMES}
+            {name: _Linear(layer[name], f"layers.{index}.{name}", as_float32) for name in LINEAR_NAMES}
             for index, layer in enumerate(qmodel.layers)
         ]
-        self._lm_head = _Linear(qmodel.lm_head, "lm_head", cached)
+        self._lm_head = _Linear(qmodel.lm_head, "lm_head", as_float32)
         self._embedding = weight_grid(qmodel.embedding, "embedding")
         self.reset()
 

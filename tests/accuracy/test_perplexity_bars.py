@@ -3,6 +3,7 @@
 Nightly: about ten minutes of one core. Skipped where the weights have not been pulled (`headrace models pull smollm2-135m`).
 """
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,10 @@ def test_mean_ratio_to_float_is_within_the_bar(float_scores, scheme, bar):
 
 def test_the_capital_of_france_and_the_speed():
     session = open_session(MODEL, scheme="w4a8kv8", backend="golden")
+    session.executor.step(0)  # compiles the kernel, which is not what is measured
+    start_s = time.process_time()
     result = generate(session.executor, session.tokenizer, "The capital of France is", 16)
-    print(result.text, result.tokens_per_s)
+    rate = len(result.tokens) / (time.process_time() - start_s)  # of one core, whatever else the machine does
+    print(result.text, rate)
     assert "Paris" in result.text
-    assert result.tokens_per_s >= 1.0
+    assert rate >= 1.0

@@ -59,12 +59,23 @@ def test_prefill_in_any_cut_equals_stepping_bit_for_bit(qmodel):
             assert np.array_equal(getattr(whole.cache[layer], field)[:, :140], getattr(stepped.cache[layer], field)[:, :140])
 
 
-def test_the_size_of_a_pass_and_the_weight_cache_change_no_bit(qmodel, monkeypatch):
+def test_the_size_of_a_pass_and_how_weights_are_kept_change_no_bit(qmodel, monkeypatch):
     tokens = tokens_of(40)
-    reference = GoldenExecutor(qmodel).prefill(tokens, all_positions=True)
-    monkeypatch.setattr(golden_module, "POSITIONS_PER_PASS", 9)
-    monkeypatch.setattr(golden_module, "CACHED_ELEMENTS", 0)
-    assert np.array_equal(f32.bits(GoldenExecutor(qmodel).prefill(tokens, all_positions=True)), f32.bits(reference))
+    reference = f32.bits(GoldenExecutor(qmodel).prefill(tokens, all_positions=True))
+    monkeypatch.setattr(golden_module, "FLOAT32_ELEMENTS", 0)
+    for positions in (1, 3, 9):  # the compiled int8 kernel up to GEMV_POSITIONS, conversion above
+        monkeypatch.setattr(golden_module, "POSITIONS_PER_PASS", positions)
+        assert np.array_equal(f32.bits(GoldenExecutor(qmodel).prefill(tokens, all_positions=True)), reference)
+
+
+def test_the_compiled_kernel_is_exact_at_the_limit():
+    from headrace.sim.int8_gemv import int8_gemv
+
+    matrix = np.full((2, 133_144), 127, np.int8)
+    matrix[1] = -127
+    result = np.empty(2, np.int32)
+    int8_gemv(np.full(133_144, 127, np.int16), matrix, result)
+    assert result.tolist() == [133_144 * 127**2, -133_144 * 127**2]
 
 
 def test_reset_forgets(qmodel):
