@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.models.errors import UserError
+from headrace.models.graph import LlamaConfig
 from headrace.sim.session import Executor
 
 POSITIONS_PER_PASS = 64
@@ -24,17 +25,21 @@ class Perplexity:
     scored_tokens: int
 
 
+def check_length(config: LlamaConfig, tokens: int) -> None:
+    """UserError unless a text of this many tokens can be scored in one pass."""
+    if not 2 <= tokens <= config.max_positions + 1:
+        raise UserError(
+            f"text: has {tokens} tokens; allowed are 2 to {config.max_positions + 1} for model {config.name}, whose "
+            f"max_positions = {config.max_positions}"
+        )
+
+
 def perplexity(executor: Executor, tokens: Sequence[int], advance: Callable[[int], None] = lambda steps: None) -> Perplexity:
     """Score each token but the first by the logits before it. `advance(positions)` reports progress.
 
     Starts from an empty cache. Raises UserError when the text is shorter than 2 tokens or longer than the model's positions.
     """
-    config = executor.config
-    if not 2 <= len(tokens) <= config.max_positions + 1:
-        raise UserError(
-            f"text: has {len(tokens)} tokens; allowed are 2 to {config.max_positions + 1} for model {config.name}, whose "
-            f"max_positions = {config.max_positions}"
-        )
+    check_length(executor.config, len(tokens))
     executor.reset()
     inputs, targets = tokens[:-1], np.asarray(tokens[1:], np.int64)
     total = 0.0

@@ -24,7 +24,7 @@ def command(
 ) -> None:
     """Continue a prompt with N greedy tokens; generation does not stop at an end-of-text token."""
     from headrace.models.configfile import split_overrides
-    from headrace.sim.generate import generate
+    from headrace.sim.generate import encode_prompt, generate
     from headrace.sim.session import open_session, scheme_overrides
 
     if backend == "rtl":
@@ -34,6 +34,7 @@ def command(
     if not prompt:
         raise UserError("--prompt '': is empty; allowed is a text of at least one token")
     session = open_session(model, scheme=scheme, backend=backend, overrides=scheme_overrides(split_overrides(overrides)))
+    encode_prompt(session.tokenizer, prompt, session.model.config, tokens)  # a mistake is reported before any progress
     with progress(f"generating {tokens} tokens", total=tokens) as advance:
         result = generate(session.executor, session.tokenizer, prompt, tokens, lambda token: advance())
     config = session.model.config

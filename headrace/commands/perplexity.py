@@ -24,12 +24,13 @@ def command(
 ) -> None:
     """Perplexity of a text file: one pass over it, the first token unscored."""
     from headrace.models.configfile import split_overrides
-    from headrace.sim.perplexity import perplexity
+    from headrace.sim.perplexity import check_length, perplexity
     from headrace.sim.session import open_session, scheme_overrides
 
     text = read_text(text_path)
     session = open_session(model, scheme=scheme, backend=backend, overrides=scheme_overrides(split_overrides(overrides)))
     tokens = session.tokenizer.encode(text)
+    check_length(session.model.config, len(tokens))
     with progress(f"scoring {len(tokens)} tokens", total=len(tokens)) as advance:
         result = perplexity(session.executor, tokens, advance)
     config = session.model.config

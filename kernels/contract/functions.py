@@ -73,7 +73,7 @@ def rsqrt(x) -> np.ndarray:
 
 
 def exp(x) -> np.ndarray:
-    """e**x with x clipped to -87 .. 80: Cody-Waite reduction, eight Horner steps, exponent by integer addition.
+    """e**x with x clipped to -87 .. 80: Cody-Waite reduction, seven Horner steps, exponent by integer addition.
 
     No flush can change a bit here. x*LOG2E and p*r may be subnormal, but are then added to a constant of at least 1e-4,
     which absorbs them as it absorbs a zero. n is an integer; for n = 0, r is x; for others x is a multiple of 2**-25,

@@ -1,5 +1,6 @@
 """Greedy generation and perplexity, against their definitions."""
 
+import json
 import math
 
 import numpy as np
@@ -101,6 +102,7 @@ def test_perplexity_refuses_short_and_long_texts():
         (["generate", "embedded", "--prompt", "x", "--tokens", "1", "--scheme", "w9"], "w9"),
         (["generate", "embedded", "--prompt", "x", "--tokens", "1", "--backend", "gpu"], "gpu"),
         (["generate", "embedded", "--prompt", "x", "--tokens", "1", "--set", "scheme.nosuch=1"], "nosuch"),
+        (["generate", "embedded", "--prompt", "Once", "--tokens", "99999"], "tokens = 99999; allowed are 1 to 51"),
         (["perplexity", "embedded", "--text", "/nosuch.txt"], "/nosuch.txt"),
     ],
 )
@@ -111,8 +113,31 @@ def test_mistakes_are_one_line_and_status_2(capsys, arguments, words):
 
 
 def test_text_files_are_checked(capsys, tmp_path):
-    for name, content, words in (("empty", b"", "is empty"), ("binary", b"ab\xff", "byte 2")):
+    long = "One morning, Anna was in the valley. " * 200
+    for name, content, words in (
+        ("empty", b"", "is empty"), ("binary", b"ab\xff", "byte 2"), ("long", long.encode(), "allowed are 2 to 513"),
+    ):
         path = tmp_path / name
         path.write_bytes(content)
         assert cli.main(["perplexity", "embedded", "--text", str(path)]) == 2
-        assert words in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert words in err and err.count("\n") == 1
+
+
+def test_the_commands_print_one_json_document(capsys, tmp_path):
+    arguments = ["embedded", "--json", "--seed", "3"]
+    assert cli.main(["generate", *arguments, "--prompt", "One morning, Anna", "--tokens", "6"]) == 0
+    golden = json.loads(capsys.readouterr().out)
+    assert golden["tokens"] == len(golden["token_ids"]) == 6 and golden["tokens_per_s"] > 0 and golden["text"]
+    assert (golden["scheme"], golden["backend"], golden["stamp"]["seed"]) == ("w4a8kv8", "golden", 3)
+    path = tmp_path / "text.txt"
+    path.write_text("One morning, Anna was in the valley. She found a red ball. She was happy because the sun was shining.")
+    scores = {}
+    for backend in (["--scheme", "w8a8kv8"], ["--scheme", "w4a8kv8"], ["--backend", "float"]):
+        assert cli.main(["perplexity", *arguments, "--text", str(path), *backend]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["scored_tokens"] == document["tokens"] - 1
+        scores[backend[1]] = document["perplexity"]
+    print(scores)
+    assert 1 < scores["float"] < 20
+    assert all(0.8 < scores[scheme] / scores["float"] < 1.25 for scheme in ("w8a8kv8", "w4a8kv8"))
