@@ -61,6 +61,8 @@ class Step:
 
     cycles: np.ndarray
     ops: dict[str, OpCost]
+    spans: list[tuple]
+    """(operator, start, end, bound, repetitions) along the critical path: first layer, then the second for all others."""
 
     def bound(self) -> str:
         totals = {name: sum(float(np.sum(op.by_bound.get(name, 0.0))) for op in self.ops.values()) for name in BOUNDS}
@@ -73,6 +75,7 @@ class _Timeline:
     def __init__(self):
         self.now: np.ndarray | float = 0.0
         self.ops: dict[str, OpCost] = {}
+        self.spans: list[tuple] = []
         self.scale = 1  # repetitions that what is recorded stands for
 
     def end(self, name: str, time, bound: str, where=None) -> None:
@@ -85,6 +88,9 @@ class _Timeline:
         else:
             op.add(np.where(where, added, 0.0), "memory")
             op.add(np.where(where, 0.0, added), bound)
+            bound = "memory" if np.all(where) else bound
+        if np.any(added):
+            self.spans.append((name, self.now, later, bound, self.scale))
         self.now = later
 
 
@@ -182,7 +188,7 @@ def step(config: LlamaConfig, bits: dict[str, int], machine: Machine | MachineCo
     _next_position(t)
     for name, op in t.ops.items():
         op.count = config.layers if name in LAYER_OPS else 1
-    return Step(np.asarray(t.now, float), t.ops)
+    return Step(np.asarray(t.now, float), t.ops, t.spans)
 
 
 def step_cycles(config: LlamaConfig, bits: dict[str, int], machine: Machine | MachineColumns, context, *, lm_head: bool = True,

@@ -512,7 +512,7 @@ def _mlp(e: Emitter, plan: Plan, a: Addresses) -> None:
 
 def _lm_head(e: Emitter, plan: Plan, a: Addresses) -> None:
     """Logits of the last prompt position and of every later one, in parts; the best index; tokens and logits to memory."""
-    m, r, s, config = plan.machine, plan.rows, plan.slices, plan.config
+    m, r, config = plan.machine, plan.rows, plan.config
     e.branch(Op.BLT, "length", "prompt_length", "next")
     norm_rows = a.norm_words * m.word_bytes // 32
     e.load_vector(a.final_norm, a.norm_words, r.norms, vb(r.norms, norm_rows), comment="final norm")

@@ -15,7 +15,7 @@ from headrace.hw.isa import (
 )
 from headrace.hw.machine import Machine
 from headrace.kernels import contract
-from headrace.kernels.contract import f32, functions, integers
+from headrace.kernels.contract import functions, integers
 from headrace.sim.iss_vec import VecError, VecState, run_vec
 from headrace.sim.poison import memory_poison
 
@@ -240,7 +240,7 @@ class Interpreter:
     def _mv(self, op, flags, o, pc):
         act, out, scale_row, stripes, slices = o[1:6]
         bits, scales = flags & 15, bool(flags >> SCALES_FLAG_BIT & 1)
-        r, m = self.machine.stripe_rows, self.machine
+        r = self.machine.stripe_rows
         if bits not in (4, 8):
             raise MachineError(ErrorCode.ILLEGAL, Queue.MV, pc, f"MV of {bits} bits")
         self._range(act + slices <= self.ab.shape[0], Queue.MV, pc, f"AB slice {act + slices}")
