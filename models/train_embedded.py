@@ -7,8 +7,8 @@ on an earlier, more repetitive state of the grammar, then 500 steps of 4 windows
 sentences are grammatical; over several sentences it may mix up who has what.
 
 It needs torch (`pip install torch`), which the rest of the package does not, and some minutes of one core. The result,
-config.json, model.safetensors (float16) and tokenizer.json, is what the repository ships. A new training gives an equally good
-model with other weights.
+config.json, model.safetensors (float16) and tokenizer.json, is what the repository ships. A new training gives other
+weights.
 """
 
 from __future__ import annotations
