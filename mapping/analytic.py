@@ -18,7 +18,7 @@ from headrace.hw.machine import BLOCK, LANES, Machine
 from headrace.hw.sfu_timing import sfu_cycles
 from headrace.mapping.analytic_flow import WeightFlow
 from headrace.mapping.analytic_timing import (
-    BARRIER_CYCLES, BRANCH_TAKEN_CYCLES, DISPATCH_CYCLES, MV_FRONT_CYCLES, MV_START_CYCLES, START_CYCLES, SYS_CYCLES,
+    BARRIER_CYCLES, BRANCH_TAKEN_CYCLES, DISPATCH_CYCLES, MV_FRONT_CYCLES, MV_START_CYCLES, RAW_FIFO_CYCLES, START_CYCLES, SYS_CYCLES,
     SYS_DEFAULT_CYCLES, TOKEN_CYCLES, MachineColumns,
 )  # fmt: skip
 from headrace.mapping.placement import LOGIT_ROWS, MAX_REPS, SILU_ROWS, slices
@@ -413,7 +413,7 @@ def _logits(c: LlamaConfig, m: MachineColumns, t: _Timeline, rows, part, used) -
     argmax, store = vec_cycles(Program.ARGMAX, part), m.store_cycles(_ceil(part, LANES))
     behind = np.maximum(argmax, store)
     start = t.now + DISPATCH_CYCLES + START_CYCLES
-    load = m.load_cycles + 3
+    load = m.restart_cycles + RAW_FIFO_CYCLES
     arrive = start + load + np.maximum(all_stream.words / m.words_per_cycle, all_stream.cycles) + m.mv_tail_cycles + TOKEN_CYCLES
     first = arrive - (parts - 1) * np.maximum(part_stream.words / m.words_per_cycle, part_stream.cycles)
     done = np.maximum(arrive + behind, first + parts * behind)

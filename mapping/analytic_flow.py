@@ -35,7 +35,7 @@ class WeightFlow:
     begun: list = field(default_factory=list)
 
     def __post_init__(self):
-        self.rho, self.latency, self.prefetch = self.machine.words_per_cycle, self.machine.load_cycles, self.machine.prefetch_words
+        self.rho, self.latency, self.prefetch = self.machine.words_per_cycle, self.machine.restart_cycles, self.machine.prefetch_words
 
     def hold(self, time) -> None:
         """No load from here on starts before `time`."""

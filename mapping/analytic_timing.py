@@ -140,6 +140,21 @@ class MachineColumns:
         return BurstGenerator.LATENCY + self.read_latency + StreamFifo.LATENCY
 
     @cached_property
+    def refresh_wait(self):
+        """Mean cycles that a first word waits because a port refreshes, at a time that knows nothing of refreshes.
+
+        Refreshes of the ports begin d = trefi / ports apart. A word needs every port: it waits for the end of the refresh that began
+        last, if that is still on. Over a uniform time: trfc**2 / 2d, or trfc - d/2 where refreshes overlap.
+        """
+        apart = self.trefi / self.ports
+        return np.where(self.trfc <= apart, self.trfc**2 / (2 * apart), self.trfc - apart / 2)
+
+    @cached_property
+    def restart_cycles(self):
+        """From the command of an LD unit that stood still to its first word, on average."""
+        return self.load_cycles + self.refresh_wait
+
+    @cached_property
     def words_per_cycle(self):
         """Sustained rate of the LD stream.
 
@@ -177,8 +192,9 @@ class MachineColumns:
         round_trip = self.read_latency + WRITE_ROUND_TRIP_CYCLES
         interval = np.maximum(1 / self.slots, round_trip / OUTSTANDING_WRITES)
         burst = np.minimum(items, OUTSTANDING_WRITES)  # these leave at the slots' rate, the rest as answers come
-        send = burst / self.slots + (items - burst) * interval
-        return StUnit.LATENCY + send + round_trip + ST_DONE_CYCLES
+        send = (burst / self.slots + (items - burst) * interval) / (1 - self.trfc / self.trefi)
+        wait = self.trfc**2 / (2 * self.trefi)  # the first write meets its port's refresh
+        return StUnit.LATENCY + wait + send + round_trip + ST_DONE_CYCLES
 
 
 assert FIFO_BEATS >= StUnit.LATENCY, "the write FIFO must cover its own loop, else an item a cycle is not sustained"

@@ -46,6 +46,15 @@ def test_too_few_words_in_flight_bound_the_rate_by_latency():
     assert few.words_per_cycle == pytest.approx(16 / (2 + 32 + 3 + 1))
 
 
+def test_a_first_word_waits_for_refreshes_as_a_walk_over_all_times_says():
+    for ports in (1, 2, 8, 16):
+        m = dataclasses.replace(MachineColumns.of(machine()), ports=ports)
+        times = np.arange(0, 877, 0.25)
+        since = (times[:, None] - np.arange(ports) * 877 / ports) % 877
+        wait = np.where(since < 79, 79 - since, 0).max(axis=1)
+        assert m.refresh_wait == pytest.approx(wait.mean(), rel=0.01)
+
+
 def test_one_segment_by_hand():
     m = MachineColumns.of(machine(**QUIET))
     flow = WeightFlow(m, loaded=0.0)
@@ -81,7 +90,7 @@ def test_fluid_equals_a_word_by_word_fifo(seed):
         if rng.random() < 0.25:  # LD waits for a token
             hold = starts + float(rng.integers(0, 600))
             flow.hold(hold)
-            load = max(load, hold + float(m.load_cycles))
+            load = max(load, hold + float(m.restart_cycles))
         got, _ = flow.multiply(words, words, ready)
         begin = max(take, ready)
         for i in range(words):
