@@ -72,7 +72,8 @@ class Step:
 class _Timeline:
     """Critical path so far, and what each operator added to it."""
 
-    def __init__(self):
+    def __init__(self, record: bool = True):
+        self.record = record
         self.now: np.ndarray | float = 0.0
         self.ops: dict[str, OpCost] = {}
         self.spans: list[tuple] = []
@@ -81,6 +82,9 @@ class _Timeline:
     def end(self, name: str, time, bound: str, where=None) -> None:
         """`name` ends at `time`; where `where` holds the memory decided, else `bound`."""
         later = np.maximum(self.now, time)
+        if not self.record:
+            self.now = later
+            return
         added = (later - self.now) * self.scale
         op = self.ops.setdefault(name, OpCost(name, 0))
         if where is None:
@@ -160,15 +164,15 @@ def cache_stream(config: LlamaConfig, m: MachineColumns, context) -> CacheStream
 
 
 def step(config: LlamaConfig, bits: dict[str, int], machine: Machine | MachineColumns, context, *, lm_head: bool,
-         prompt: bool = False) -> Step:  # fmt: skip
+         prompt: bool = False, record: bool = True) -> Step:  # fmt: skip
     """One pass at KV length `context` (the new token included).
 
     bits: code width of each linear. lm_head: logits and the next token are computed (always in decode; in the prefill for the last
-    position). prompt: the token is fetched from the prompt.
+    position). prompt: the token is fetched from the prompt. record: say what each operator adds; without it only the cycles.
     """
     m = MachineColumns.of(machine) if isinstance(machine, Machine) else machine
     context = np.asarray(context)
-    t = _Timeline()
+    t = _Timeline(record)
     flow = WeightFlow(m)
     _embedding(config, m, t, flow, prompt)
     layer = _Layer(config, bits, m, context, t, flow)
@@ -194,7 +198,7 @@ def step(config: LlamaConfig, bits: dict[str, int], machine: Machine | MachineCo
 def step_cycles(config: LlamaConfig, bits: dict[str, int], machine: Machine | MachineColumns, context, *, lm_head: bool = True,
                 prompt: bool = False) -> np.ndarray:  # fmt: skip
     """Cycles of one pass; see `step`."""
-    return step(config, bits, machine, context, lm_head=lm_head, prompt=prompt).cycles
+    return step(config, bits, machine, context, lm_head=lm_head, prompt=prompt, record=False).cycles
 
 
 @dataclass(frozen=True)
@@ -257,6 +261,10 @@ class _Layer:
         self.config, self.m, self.t, self.flow, self.context = config, m, t, flow, context
         self.linear = {name: linear_stream(m, *config.linear_shape(name), bits[name]) for name in LINEAR_NAMES}
         self.cache = cache_stream(config, m, context)
+        kv, hd = config.kv_heads, config.head_dim
+        scales = m.store_cycles(kv)
+        self.store_keys = m.store_cycles(kv * hd // BLOCK) + scales  # STK and STS
+        self.store_values = m.store_cycles(kv * hd // 2) + scales + TOKEN_CYCLES  # STT (two channels an item) and STS
         flow.loaded, flow.taken = t.now, t.now
         flow.hold(t.now + LOOP_NOPS * DISPATCH_CYCLES + START_CYCLES)
         self.x_ready = t.now  # residual stream complete
@@ -268,7 +276,7 @@ class _Layer:
         self.t.end(name, self.vec_free, "sfu")
         return self.vec_free
 
-    def mv(self, name: str, words, cycles, ready, ahead=np.inf, bound: str = "compute"):
+    def mv(self, name: str, words, cycles, ready, ahead=None, bound: str = "compute"):
         """An MV operator; returns when its results are visible to other queues."""
         taken, memory = self.flow.multiply(words, cycles, ready, ahead)
         done = taken + self.m.mv_tail_cycles
@@ -309,9 +317,8 @@ class _Layer:
         v_done = self.vec("quantise_qkv", v, vec_cycles(Program.QUANT, hd, kv)) + TOKEN_CYCLES
         q_done = self.vec("quantise_qkv", v, vec_cycles(Program.QUANT, hd, heads)) + TOKEN_CYCLES + MV_START_CYCLES
 
-        # ST: keys, their scales, values (two channels an item), their scales; then LD may read the cache.
-        stored = k_done + m.store_cycles(kv * hd // BLOCK) + m.store_cycles(kv)
-        stored = np.maximum(stored, v_done) + m.store_cycles(kv * hd // 2) + m.store_cycles(kv) + TOKEN_CYCLES
+        # ST: keys, their scales, values, their scales; then LD may read the cache.
+        stored = np.maximum(k_done + self.store_keys, v_done) + self.store_values
         self.flow.hold(stored)
         scales = self.flow.vector(kv * self.cache.scale_words) + TOKEN_CYCLES
 
