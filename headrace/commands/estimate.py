@@ -1,0 +1,100 @@
+"""`headrace estimate MODEL MACHINE`: latency, energy and resources of a workload, before anything is built."""
+
+import json
+from pathlib import Path
+
+import click
+
+from headrace.models.errors import UserError
+from headrace.options import common_options
+from headrace.output import emit_json, print_table
+
+DEFAULT_TOKENS = 128
+
+
+@click.command("estimate")
+@click.argument("model", metavar="MODEL")
+@click.argument("machine", metavar="MACHINE")
+@click.option("--scheme", "scheme_name", help="Compression scheme; default: the machine's.")
+@click.option("--prefill", "prefill_tokens", type=click.IntRange(min=1), metavar="P", help="Prompt tokens.  [default: 128]")
+@click.option("--decode", "decode_steps", type=click.IntRange(min=1), metavar="N", help="Decode steps after it.  [default: 128]")
+@click.option("--context", type=click.IntRange(min=1), metavar="C", help="One decode step at this KV length, instead of phases.")
+@click.option("--batch", type=click.IntRange(1, 1 << 20), default=1, show_default=True, metavar="B", help="Sequences; each is a pass of its own.")
+@click.option("--level", default="analytic", show_default=True, help="analytic or cycle (not built).")
+@click.option("--by-op", is_flag=True, help="Cycles, bytes and MACs of every operator.")
+@click.option("--trace", "trace_file", type=click.Path(dir_okay=False, path_type=Path), help="Write one step's critical path as a Chrome trace.")
+@click.option("--energy-scope", type=click.Choice(["device", "board"]), default="board", show_default=True, help="What energies cover.")
+@common_options
+def command(
+    model: str, machine: str, scheme_name: str | None, prefill_tokens: int | None, decode_steps: int | None, context: int | None,
+    batch: int, level: str, by_op: bool, trace_file: Path | None, energy_scope: str, overrides: tuple[str, ...], as_json: bool, seed: int,
+) -> None:  # fmt: skip
+    """Estimate cycles, tokens per second, joules per token and resources of MODEL on MACHINE, from sizes alone."""
+    from headrace.hw.board import load_board
+    from headrace.hw.machine import load_machine
+    from headrace.models.configfile import list_configs, split_overrides
+    from headrace.models.registry import model_config
+    from headrace.models.scheme import load_scheme
+    from headrace.sim.energy import load_energy
+    from headrace.sim.estimate import LEVELS, Workload, check_scheme, estimate, step_trace
+
+    if level not in LEVELS:
+        raise UserError(f"--level {level} is unknown; allowed: {', '.join(LEVELS)}")
+    if level != "analytic":
+        raise UserError(f"--level {level} is not built; allowed: analytic")
+    if context is not None and (prefill_tokens is not None or decode_steps is not None):
+        raise UserError("--context is one decode step; it does not go with --prefill or --decode")
+
+    config = model_config(model)
+    groups = split_overrides(overrides)
+    description = load_machine(machine, groups["machine"])
+    board = load_board(description.board, groups["board"])
+    scheme = load_scheme(scheme_name or description.scheme, groups["scheme"])
+    table = load_energy(board.name) if board.name in list_configs("energy") else None
+    workload = Workload(
+        prefill=prefill_tokens or DEFAULT_TOKENS, decode=decode_steps or DEFAULT_TOKENS, batch=batch, context=context
+    )
+    document = estimate(config, scheme, description, board, table, workload, by_op=by_op, scope=energy_scope)
+    if trace_file is not None:
+        trace = step_trace(config, check_scheme(scheme), description, context or workload.longest)
+        trace_file.write_text(json.dumps(trace) + "\n")
+    used = {"sizes": config.to_dict(), "machine": description, "board": board, "scheme": scheme, "energy": table, "workload": vars(workload)}
+    if as_json:
+        emit_json(document, used, seed)
+    else:
+        _print(document)
+
+
+def _print(document: dict) -> None:
+    batch = f", batch {document['batch']}" if document["batch"] > 1 else ""
+    click.echo(f"{document['model']} on {document['machine']}, {document['scheme']}{batch}: estimated, {document['level']} level\n")
+    parts = {name: document[name] for name in ("prefill", "decode", "step") if name in document}
+    rows = [[name, part.get("tokens") or part.get("steps") or part["context"], part["cycles"], part["latency_s"],
+             part.get("tokens_per_s"), part["energy_j"], part["bound"]] for name, part in parts.items()]  # fmt: skip
+    length = "context" if "step" in parts else "tokens"
+    print_table(["phase", length, "cycles", "s", "tokens/s", "J", "bound"], rows)
+    click.echo()
+    shares = [[name, *(part["utilisation"][key] for key in ("mac", "bandwidth", "peak_fraction"))] for name, part in parts.items()]
+    print_table(["utilisation", "MAC", "bandwidth", "of port peak"], shares)
+    if document["energy_by"] is None:
+        click.echo("\nno energy: this board has no file in configs/energy, or LUTs and flip-flops are not known")
+    else:
+        total = sum(document["energy_by"].values())
+        click.echo(f"\nenergy {total:.4g} J, scope {document['energy_scope']}")
+        print_table(["term", "J", "share"], [[name, joules, f"{100 * joules / total:.1f} %"] for name, joules in document["energy_by"].items()])
+        if "decode" in parts:
+            low, high = parts["decode"]["energy_j_per_token_range"]
+            click.echo(f"per decoded token {parts['decode']['energy_j_per_token']:.4g} J (range {low:.4g} to {high:.4g})")
+    memory = document["memory"]
+    click.echo(f"\nweights {memory['weight_bytes'] / 1e6:.4g} MB, image {memory['image_bytes'] / 1e6:.4g} MB "
+               f"({'fits' if memory['fits'] else 'does NOT fit'}), KV {memory['kv_bytes_per_token']} bytes a token")  # fmt: skip
+    resources = document["resources"]
+    click.echo(f"\nresources, {resources['kind']}")
+    names = ["dsp", "lut", "ff", "bram", "uram"]
+    print_table(["block", *names], [[name, *block.values()] for name, block in resources["blocks"].items()] + [["all", *(resources[n] for n in names)]])
+    if "ops" in document:
+        click.echo("\noperators; cycles are those that each adds to the critical path")
+        keys = ["phase", "name", "count", "cycles", "bytes", "macs", "bound"]
+        print_table(keys, [[op[key] for key in keys] for op in document["ops"]])
+    if "note" in document:
+        click.echo(f"\n{document['note']}")
