@@ -1,0 +1,77 @@
+"""SimTop: the machine's own Verilog, the simulated memory and the retirement trace, for co-simulation."""
+
+from amaranth.hdl import Cat, ClockSignal, Instance, Module, ResetSignal
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from headrace.hw import top
+from headrace.hw.axil import AxiLite
+from headrace.hw.emit import to_verilog
+from headrace.hw.isa import Queue
+from headrace.hw.machine import Machine
+from headrace.hw.ram import read_verilog
+from headrace.hw.sim_memory import MemoryTiming, SimMemory, sim_memory_sources
+
+MODULE = "headrace_sim"
+
+
+class SimTop(wiring.Component):
+    """`Top` as an instance of its emitted Verilog (the very file that is synthesised), with memory and trace.
+
+    `memory_words`: size of the simulated memory, in machine words. Plusargs: those of ``hr_sim_store.v`` (+image,
+    +dump.., +poison) and ``hr_sim_trace.v`` (+trace).
+    """
+
+    axil: In(AxiLite())
+    irq: Out(1)
+
+    def __init__(self, machine: Machine, *, memory_words: int):
+        self.machine, self.memory_words = machine, memory_words
+        super().__init__()
+
+    def elaborate(self, platform):
+        m = Module()
+        ports = self.machine.memory.ports
+        signature = top.top_signature(self.machine)
+        core = signature.create()
+        connections = {"i_clk": ClockSignal(), "i_rst": ResetSignal()}
+        for path, member, value in signature.flatten(core):
+            direction = "o" if member.flow == wiring.Out else "i"
+            connections[f"{direction}_{'__'.join(map(str, path))}"] = value
+        m.submodules.core = Instance(top.MODULE, **connections)
+
+        m.submodules.memory = memory = SimMemory(MemoryTiming.of(self.machine), depth_beats=self.memory_words * ports)
+        for ours, theirs in zip(core.mem, memory.ports, strict=True):
+            for name in ("ar", "aw", "w"):
+                source, sink = getattr(ours, name), getattr(theirs, name)
+                m.d.comb += [sink.valid.eq(source.valid), sink.payload.eq(source.payload), source.ready.eq(sink.ready)]
+            for name in ("r", "b"):
+                source, sink = getattr(theirs, name), getattr(ours, name)
+                m.d.comb += [sink.valid.eq(source.valid), sink.payload.eq(source.payload), source.ready.eq(sink.ready)]
+        for name in ("aw", "w", "ar"):
+            source, sink = getattr(self.axil, name), getattr(core.axil, name)
+            m.d.comb += [sink.valid.eq(source.valid), sink.payload.eq(source.payload), source.ready.eq(sink.ready)]
+        for name in ("b", "r"):
+            source, sink = getattr(core.axil, name), getattr(self.axil, name)
+            m.d.comb += [sink.valid.eq(source.valid), sink.payload.eq(source.payload), source.ready.eq(sink.ready)]
+        m.d.comb += self.irq.eq(core.irq)
+        m.submodules.trace = Instance(
+            "hr_sim_trace",
+            p_QUEUES=len(Queue),
+            i_clk=ClockSignal(),
+            i_cycle=core.cycle,
+            i_valid=Cat(record.valid for record in core.retired),
+            i_pc=Cat(record.pc for record in core.retired),
+            i_sig=Cat(record.sig for record in core.retired),
+        )
+        return m
+
+
+def sim_sources(machine: Machine, *, memory_words: int) -> dict[str, str]:
+    """File name to Verilog text of the simulation, top module `MODULE`."""
+    return (
+        {f"{MODULE}.v": to_verilog(SimTop(machine, memory_words=memory_words), MODULE)}
+        | top.top_sources(machine, simulation=True)
+        | sim_memory_sources()
+        | {"hr_sim_trace.v": read_verilog("hr_sim_trace.v")}
+    )
