@@ -30,7 +30,7 @@ class ScaleUnit(wiring.Component):
 
     def __init__(self, *, machine: Machine):
         self.sizes = sizes = MvSizes(machine)
-        self.LATENCY = LANES // sizes.scale_lanes + GroupFifo.LATENCY + ScaleLane.LATENCY + 1 + StreamFifo.LATENCY
+        self.LATENCY = self.latency_cycles(machine)
         self.INITIATION_INTERVAL = sizes.result_groups
         self.desc_layout = data.StructLayout({"stripes": sizes.stripe_bits, "scales": 1, "s_a": 32})
         self.width = width = 32 * sizes.scale_lanes
@@ -50,6 +50,12 @@ class ScaleUnit(wiring.Component):
                 "rows": Out(stream.Signature(32 * LANES)),
             }
         )
+
+    @staticmethod
+    def latency_cycles(machine: Machine) -> int:
+        """From results at the FIFO to their row at `rows`, nothing in the way."""
+        beats = LANES // MvSizes(machine).scale_lanes
+        return beats + GroupFifo.LATENCY + ScaleLane.LATENCY + 1 + StreamFifo.LATENCY
 
     def elaborate(self, platform):
         m = Module()

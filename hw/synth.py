@@ -48,9 +48,10 @@ class Resources:
 
 def _source(text: str) -> tuple[str, str]:
     """(file name, read command) for Verilog or RTLIL text."""
-    if re.search(r"^\s*module\s+\\", text, re.M):
-        return "design.il", "read_rtlil design.il"
-    return "design.v", "read_verilog -sv design.v"
+    # Verilog may have escaped names ("module \\unit.part (") as RTLIL does, but RTLIL ends its modules with "end".
+    if re.search(r"\bendmodule\b", text):
+        return "design.v", "read_verilog -sv design.v"
+    return "design.il", "read_rtlil design.il"
 
 
 def _prepare(text: str, top: str, flatten: bool) -> tuple[dict[str, str], list[str]]:
