@@ -1,7 +1,8 @@
 """The resource model: DSPs, LUTs, flip-flops, block RAMs and UltraRAMs of a machine, block by block, from its description.
 
 DSPs and memories follow from structure and are exact. LUTs and flip-flops come from points: *synthesised* ones were counted by Yosys
-(`hw.synth`, xcup, hierarchy kept) on the shipped machines, *stated* ones are sums of the costs that the parts' docstrings state. With points
+(`hw.synth`, xcup) on the shipped machines, *summed* ones are sums over parts of which all large ones were synthesised so, *stated* ones are
+sums of the costs that the parts' docstrings state. With points
 at two sizes a block is a line in the size of what it repeats; with one it is proportional to it, which counts what it has once too often on
 larger machines. A block without points has None, and so has the machine's sum then: unknown, never zero.
 """
@@ -22,7 +23,8 @@ BRAM_HALF_BITS, BRAM_WORDS = 36, 512
 """Half a RAMB36 as a simple dual-port memory: 36 bits x 512."""
 
 
-SYNTHESISED, STATED = "synthesised", "stated"
+SYNTHESISED, SUMMED, STATED = "synthesised", "summed", "stated"
+HOW = {SYNTHESISED: "synthesised", SUMMED: "summed from synthesised parts", STATED: "stated by docstrings"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +93,11 @@ def _ports(machine: Machine) -> int:
     return machine.memory.ports
 
 
-def _stated_mv(machine_rows: int, scale_lanes: int) -> Point:
-    """Per row: a decode row (1,000 LUT, 330 FF), 16 banks of the weight FIFO (128 bits of 64-deep LUT RAM, 7 bits in 8 LUTs, and their
-    output registers), a 32-bit accumulator with its results in LUT RAM; per scale lane two multipliers and a conversion."""
-    return Point(size=machine_rows, lut=machine_rows * (1000 + 147 + 32 + 18) + scale_lanes * 441,
-                 ff=machine_rows * (330 + 128 + 32) + scale_lanes * 489, how=STATED)  # fmt: skip
+def _summed_mv(rows: int, scale_lanes: int) -> Point:
+    """At `nano` (8 rows): the array with weight FIFO, skew and accumulators 2,210 LUT (1,586 of them LUT RAM and shift registers), 1,816 FF;
+    a decode row 1,097 and 308; a scale lane 447 and 521. Front and queues are not in it."""
+    return Point(size=rows, lut=rows * 1097 + rows * 2210 // 8 + scale_lanes * 447,
+                 ff=rows * 308 + rows * 1816 // 8 + scale_lanes * 521, how=SUMMED)  # fmt: skip
 
 
 def _stated_control(ports: int, counters: int) -> Point:
@@ -105,8 +107,11 @@ def _stated_control(ports: int, counters: int) -> Point:
                  ff=700 + 4 * 320 + counters * 128 + 384 + 256 * ports + 100 + 288 + 40, how=STATED)  # fmt: skip
 
 
-_STATED_SFU = Point(size=1, lut=8 * (128 + 441 + 439) + 480, ff=8 * (191 + 239), how=STATED)
-"""Eight lanes of a multiplier, an adder and three copies of 8 kbit of LUT RAM; 15 comparators of 32 bits. Control is not in it."""
+_SUMMED_SFU = Point(size=1, lut=8 * (848 + 38) + 1355 + 15 * 32, ff=8 * 683 + 859, how=SUMMED)
+"""Eight lanes of 886 LUT and 683 FF and the sequencer's 1,355 and 859, synthesised; the reduction's 15 comparators of 32 bits."""
+
+LANE_RAM_COPIES, LANE_RAM_WORDS = 3, 256
+"""Copies of a lane's vector registers (one a read port), 32 bits each."""
 
 BLOCKS: dict[str, Block] = {
     "raw_fifo": Block(
@@ -118,9 +123,12 @@ BLOCKS: dict[str, Block] = {
     "ld": Block(points=(Point(size=2, lut=1815 + 128, ff=1737),), size=_ports, bram=_port_fifo),
     "st": Block(points=(Point(size=2, lut=1407 + 184, ff=2279),), size=_ports),
     "mv": Block(
-        points=(_stated_mv(8, 1), _stated_mv(32, 4)), size=_rows, dsp=lambda m: m.dsps + _scale_lanes(m) * 2 * MULTIPLIER_DSPS,
+        points=(_summed_mv(8, 1), _summed_mv(32, 4)), size=_rows, dsp=lambda m: m.dsps + _scale_lanes(m) * 2 * MULTIPLIER_DSPS,
     ),
-    "sfu": Block(points=(_STATED_SFU,), dsp=lambda m: LANES * MULTIPLIER_DSPS),
+    "sfu": Block(
+        points=(_SUMMED_SFU,), dsp=lambda m: LANES * MULTIPLIER_DSPS,
+        bram=lambda m: LANES * LANE_RAM_COPIES * block_rams(32, LANE_RAM_WORDS),
+    ),
     "control": Block(
         points=(_stated_control(2, COUNTERS_NANO), _stated_control(8, COUNTERS_MICRO)), size=_ports, dsp=lambda m: SEQUENCER_DSPS, bram=lambda m: block_rams(256, m.buffers.imem_words),
     ),
@@ -139,6 +147,6 @@ def machine_resources(machine: Machine) -> dict:
 
 def _kind() -> str:
     """How the figures were found, in words."""
-    ways = {how: [name for name, block in BLOCKS.items() if any(p.how == how for p in block.points)] for how in (SYNTHESISED, STATED)}
-    parts = [f"{how} for {', '.join(names)}" for how, names in ways.items() if names]
-    return f"estimated; DSP and memories from structure, LUT and FF {'; '.join(parts)}"
+    ways = {how: [name for name, block in BLOCKS.items() if any(p.how == how for p in block.points)] for how in HOW}
+    parts = [f"{HOW[how]} for {', '.join(names)}" for how, names in ways.items() if names]
+    return f"estimated; DSP and memories from structure; LUT and FF {'; '.join(parts)}"

@@ -8,7 +8,7 @@ from headrace import cli
 from headrace.hw.board import load_board
 from headrace.hw.machine import load_machine
 from headrace.hw.resources import (
-    BLOCKS, COLUMNS, COUNTERS_MICRO, COUNTERS_NANO, STATED, Block, Point, block_rams, machine_resources, ultra_rams,
+    BLOCKS, COLUMNS, COUNTERS_MICRO, COUNTERS_NANO, HOW, Block, Point, block_rams, machine_resources, ultra_rams,
 )
 from headrace.mapping.compiler import compile_model
 from headrace.mapping.required import required_bytes
@@ -206,15 +206,13 @@ def test_counters_are_the_machines():
     assert counts == [COUNTERS_NANO, COUNTERS_MICRO]
 
 
-def test_stated_and_synthesised_points_are_told_apart():
+def test_how_cells_are_known_is_said():
     kind = machine_resources(load_machine("nano"))["kind"]
     for name, block in BLOCKS.items():
         assert block.points and list(block.points) == sorted(block.points, key=lambda point: point.size)
-        how = {point.how for point in block.points}
-        assert len(how) == 1
-        words = next(part for part in kind.split(";") if f" {how.copy().pop()} for " in part)
+        (how,) = {point.how for point in block.points}
+        words = next(part for part in kind.split(";") if f"{HOW[how]} for " in part)
         assert name in words
-    assert STATED in kind or all(point.how != STATED for block in BLOCKS.values() for point in block.points)
 
 
 def test_a_block_of_unknown_cells_is_unknown_and_a_line_is_a_line():
