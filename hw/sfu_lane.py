@@ -32,7 +32,7 @@ class SfuLane(wiring.Component):
 
     Inputs belong to the stage in their comment, counted in cycles from the issue of the row (hw/sfu_ucode.py).
 
-    pre:  none; RECIP_SEED - b; RSQRT_SEED - (b >> 1); b + (register c << 23)   (32-bit integers, wrap-around)
+    pre:  (not of memory) none; RECIP_SEED - b; RSQRT_SEED - (b >> 1); b + (register c << 23)   (32-bit integers, wrap-around)
     post: none; clip to -87 .. 80; INT8 of a sum that had MAGIC added (clipped to +-127, in bits 7..0); the index input
     An accumulating row adds accumulator `parity` instead of c, or +0 if `first`, and the sum replaces the accumulator.
     A masked row reads +0 from memory and gives +0. `nan` reports a NaN result of a row with `check`.
@@ -110,22 +110,19 @@ class SfuLane(wiring.Component):
                 m.d.comb += a.eq(self.a_common)
             with m.Default():
                 m.d.comb += a.eq(ports["a"])
-        with m.Switch(self.b_select):
-            with m.Case(B_MEMORY):
-                m.d.comb += b_source.eq(memory)
-            with m.Case(B_COMMON):
-                m.d.comb += b_source.eq(self.b_common)
-            with m.Default():
-                m.d.comb += b_source.eq(ports["b"])
-        with m.Switch(self.pre):
-            with m.Case(PRE_RECIP):
-                m.d.comb += b.eq(RECIP_SEED - b_source)
-            with m.Case(PRE_RSQRT):
-                m.d.comb += b.eq(RSQRT_SEED - b_source[1:])
-            with m.Case(PRE_EXP):
-                m.d.comb += b.eq(Cat(b_source[:23], b_source[23:] + ports["c"][:9]))
-            with m.Default():
-                m.d.comb += b.eq(b_source)
+        m.d.comb += b_source.eq(Mux(self.b_select == B_COMMON, self.b_common, ports["b"]))
+        with m.If(self.b_select == B_MEMORY):
+            m.d.comb += b.eq(memory)  # past the integer step, whose carry chain would be long behind a memory
+        with m.Else():
+            with m.Switch(self.pre):
+                with m.Case(PRE_RECIP):
+                    m.d.comb += b.eq(RECIP_SEED - b_source)
+                with m.Case(PRE_RSQRT):
+                    m.d.comb += b.eq(RSQRT_SEED - b_source[1:])
+                with m.Case(PRE_EXP):
+                    m.d.comb += b.eq(Cat(b_source[:23], b_source[23:] + ports["c"][:9]))
+                with m.Default():
+                    m.d.comb += b.eq(b_source)
         # c_swapped is this lane's own register where nothing is swapped.
         m.d.comb += c.eq(Mux(self.c_select == C_COMMON, self.c_common, self.c_swapped))
         a_operand, b_operand, addend = (Signal(32, name=name, reset_less=True) for name in ("a_q", "b_q", "c_q"))

@@ -93,6 +93,9 @@ class SfuSequencer(wiring.Component):
         self.programs = microprograms() if programs is None else programs
         if len(self.programs) != len(Program):
             raise ValueError(f"{len(self.programs)} microprograms, but {len(Program)} VEC programs")
+        for program in self.programs:
+            if program.second_half and 3 in (program.uops[0].pointer, program.uops[0].store_pointer):
+                raise ValueError(f"{program.name}: the first uop cannot use P3, which is computed while it starts")
         super().__init__(
             {
                 "cmd": In(stream.Signature(Command())),
@@ -169,8 +172,10 @@ class SfuSequencer(wiring.Component):
         flat = uop.mode == FLAT
         end_of_rep, final_rep = Signal(), Signal()
         m.d.comb += [end_of_rep.eq(row == last_row), final_rep.eq(rep == last_rep)]
-        group_ends = Signal()
-        m.d.comb += group_ends.eq(group == (command.o7[16:24] - 1)[:8])
+        # 0 reps in a group give 255, which is never reached: the group does not end.
+        group_ends, last_in_group = Signal(), Signal(8)
+        m.d.sync += last_in_group.eq(command.o7[16:24] - 1)
+        m.d.comb += group_ends.eq(group == last_in_group)
 
         # ---- waits ----
         ages = [Signal(AGE_BITS, name=f"age_{i}", init=(1 << AGE_BITS) - 1) for i in (1, 2, 3)]
@@ -238,18 +243,28 @@ class SfuSequencer(wiring.Component):
         ]
 
         # ---- walk ----
+        # What a pointer moves by at the end of a rep: its step, and back by the rep's rows. In registers, they
+        # settle before the first rep of two rows or more can end.
+        jumps = [Signal(POINTER_BITS, name=f"jump_{name}") for name in ("stay", "twice_rows", "grouped")]
+        jump_stay, jump_twice_rows, jump_grouped = jumps
+        m.d.sync += [
+            jump_stay.eq(1 - rep_rows),
+            jump_twice_rows.eq(1 + rep_rows),
+            jump_grouped.eq(jump_stay + command.o7[:16]),
+        ]
+
         def walked(pointer, kind):
-            """A pointer one row on; at the end of a rep it moves by its step and back by the rep's rows."""
+            """A pointer one row on."""
             step = Signal(POINTER_BITS, name=f"{pointer.name}_step")
             with m.Switch(Mux(end_of_rep, kind, ROWS)):
                 with m.Case(ROWS):
                     m.d.comb += step.eq(1)
                 with m.Case(TWICE_ROWS):
-                    m.d.comb += step.eq(rep_rows + 1)
+                    m.d.comb += step.eq(jump_twice_rows)
                 with m.Case(STAY):
-                    m.d.comb += step.eq(1 - rep_rows)
+                    m.d.comb += step.eq(jump_stay)
                 with m.Case(GROUPED):
-                    m.d.comb += step.eq(1 - rep_rows + Mux(group_ends, command.o7[:16], 0))
+                    m.d.comb += step.eq(Mux(group_ends, jump_grouped, jump_stay))
             return (pointer + step)[:POINTER_BITS]
 
         kinds = Array(steps)
@@ -364,9 +379,6 @@ class SfuSequencer(wiring.Component):
             for i, operand in enumerate(operands):
                 ab = per_program(program, [x.ab_pointer == i for x in programs], 1, f"ab_{i}")
                 value = Mux(ab, operand[:OPERAND_BITS] << 1, operand[:OPERAND_BITS])
-                if i == 3:
-                    second = per_program(program, [x.second_half for x in programs], 1, "second_half")
-                    value = Mux(second, operands[0][:OPERAND_BITS] + n_rows, value)
                 m.d.sync += [origins[i].eq(value), bases[i].eq(value)]
             with m.If(command.op == Op.VEC_NOP):
                 m.d.sync += [state.eq(State.IDLE), self.done.valid.eq(1), self.done.sig.eq(0)]
@@ -376,6 +388,13 @@ class SfuSequencer(wiring.Component):
                 m.d.sync += [state.eq(State.IDLE), self.error.valid.eq(1), self.error.code.eq(ErrorCode.RANGE)]
             with m.Else():
                 m.d.sync += state.eq(State.RUN)
+        second_half = per_program(program, [x.second_half for x in programs], 1, "second_half")
+        checked = Signal()
+        m.d.sync += checked.eq(state == State.CHECK)
+        with m.If(checked & second_half):
+            # One cycle after the others, when rep_rows is known; the first uop's pointer has just been taken.
+            value = operands[0][:OPERAND_BITS] + rep_rows
+            m.d.sync += [origins[3].eq(value), bases[3].eq(value)]
         with m.If((state == State.DRAIN) & (quiet == DONE_STAGE - 1)):
             m.d.sync += state.eq(State.IDLE)
             with m.If(fault | self.nan):

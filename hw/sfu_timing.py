@@ -9,6 +9,7 @@ from headrace.hw.sfu_ucode import (
 )  # fmt: skip
 
 _LONG_AGO = -(10**6)
+_WALKED_BLOCKS = 3
 NOP_CYCLES = 2
 """From the acceptance of a VEC_NOP to its done pulse."""
 
@@ -71,12 +72,12 @@ def sfu_cycles(program: int, n: int, reps: int = 1) -> int:
             continue
         full, rest = divmod(rows, BLOCK_ROWS)
         # From the second full block on each takes as long as the one before: all waits look back into the block.
-        for block in range(min(full, 3)):
+        for block in range(min(full, _WALKED_BLOCKS)):
             before = issue.load
             for uop in uops:
                 issue.run(uop, BLOCK_ROWS, block == 0)
-        if full > 3:
-            skip = (full - 3) * (issue.load - before)
+        if full > _WALKED_BLOCKS:
+            skip = (full - _WALKED_BLOCKS) * (issue.load - before)
             issue.starts = tuple(s + skip for s in issue.starts)
             issue.last_row += skip
             issue.load += skip

@@ -370,6 +370,8 @@ def _uop(mode, whole, *, a, b="1.0", c="-0.0", pre=PRE_NONE, exponent=None, to=N
         f |= {"b_constant": list(B_CONSTANTS).index(b)}
     if not isinstance(b, str) and getattr(b, "negated", False):
         raise ValueError("source b cannot be negated: negate a")
+    if isinstance(b, Memory) and pre != PRE_NONE:
+        raise ValueError("`pre` does not reach a memory source")
     if isinstance(c, Register):
         if c.per_rep:
             raise ValueError("source c has no row of the rep")

@@ -49,6 +49,16 @@ def test_program(program, tmp_path):
         assert not wrong, wrong
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("program", list(Program), ids=lambda p: p.name)
+def test_program_at_length(program, tmp_path):
+    rng = new_rng()
+    for _ in range(200):
+        command, vb, ab = bench.random_legal_command(program, rng)
+        wrong = compare([command], vb, ab, tmp_path, seed=int(rng.integers(1, 1000)))
+        assert not wrong, wrong
+
+
 @pytest.mark.parametrize("kind", ["zero", "tiny", "ties", "wide"])
 def test_quantise_and_compare_at_the_edges(kind, tmp_path):
     rng = new_rng()
