@@ -48,7 +48,7 @@ class Sfu(wiring.Component):
     quantised, and not when it stays in a vector register. After an error the rows stored by its command are
     unspecified.
 
-    LATENCY (of a row, from read to write): OUTPUT_STAGE. Cost: 8 SfuLane, SfuReduction, 64 x 106 bits of microcode.
+    LATENCY (of a row, from read to write): OUTPUT_STAGE. Cost: 8 SfuLane, SfuReduction, 106 words of 62 bits of microcode.
     """
 
     STALL_CAUSES = SfuSequencer.STALL_CAUSES

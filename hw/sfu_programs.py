@@ -7,9 +7,9 @@ way to check them. The only steps merged are exact: a multiply by 1.0 (an add al
 from dataclasses import dataclass
 from functools import cache
 
+from headrace.hw.sfu_assembler import BEST, Assembler, Memory, Register
 from headrace.hw.sfu_ucode import (
-    BEST, POST_CLAMP, POST_INDEX, POST_QUANT, PRE_EXP, PRE_RECIP, PRE_RSQRT, TAP_ABSMAX, TAP_ARGMAX, TAP_MAX,
-    Assembler, Memory, Register, Uop,
+    POST_CLAMP, POST_INDEX, POST_QUANT, PRE_EXP, PRE_RECIP, PRE_RSQRT, TAP_ABSMAX, TAP_ARGMAX, TAP_MAX, Uop,
 )  # fmt: skip
 
 RMSNORM, QUANT, ROPE, SOFTMAX, SILU_MUL, ADD, DEQUANT, ARGMAX = range(8)

@@ -9,9 +9,9 @@ import pytest
 from headrace.hw import sfu_programs, sfu_timing
 from headrace.hw import sfu_ucode as u
 from headrace.hw.isa import Program
+from headrace.hw.sfu_assembler import BEST, Assembler, Memory, Register
 from headrace.hw.sfu_programs import microprograms
 from headrace.hw.sfu_timing import sfu_cycles, sfu_vector_accesses
-from headrace.hw.sfu_ucode import BEST, Assembler, Memory, Register
 from headrace.kernels.contract import constants as c
 
 
