@@ -7,14 +7,17 @@ import numpy as np
 
 from headrace.hw.isa import Program
 from headrace.hw.machine import BLOCK, LANES, Machine
+from headrace.hw.sfu_programs import microprograms
 from headrace.hw.sfu_timing import sfu_vector_accesses
-from headrace.mapping.analytic import cache_stream, linear_stream, vec_cycles
+from headrace.hw.sfu_ucode import ACCUMULATE_PACE, FIRST_LOAD, FLAT
+from headrace.mapping.analytic import cache_stream, linear_stream
 from headrace.mapping.analytic_timing import MachineColumns
 from headrace.mapping.placement import LOGIT_ROWS, MAX_REPS, SILU_ROWS, slices
 from headrace.models.graph import LINEAR_NAMES, LlamaConfig
 
 EVENTS = ("mac_slices", "vec_busy", "vb_rows", "ab_slices", "read_beats", "write_beats", "instructions")
-"""mac_slices: array cycles of 16 columns of a stripe. vec_busy: cycles of running VEC commands. vb_rows, ab_slices: reads and writes of
+"""mac_slices: array cycles of 16 columns of a stripe. vec_busy: cycles in which the SFU starts a command or issues rows, waits left out (the
+hardware's counter vec_active). vb_rows, ab_slices: reads and writes of
 rows of 32 bytes and slices of 16 bytes. read_beats, write_beats: 32-byte beats over all ports."""
 
 
@@ -105,10 +108,20 @@ class _Vec:
         self.busy, self.vb_rows, self.int8_slices = 0.0, 0.0, 0.0
 
     def add(self, program: Program, n, *, reps: int = 1, count: int = 1, per_command: int = MAX_REPS) -> None:
-        self.busy = self.busy + count * vec_cycles(program, n, reps, per_command)
+        commands = -(-reps // per_command)
+        self.busy = self.busy + count * (_issue_cycles(program, n, reps) + commands * FIRST_LOAD)
         self.vb_rows = self.vb_rows + count * _accesses(program, n, reps)
         if program in (Program.QUANT, Program.SOFTMAX, Program.DEQUANT):
             self.int8_slices = self.int8_slices + count * reps * slices_of(n)
+
+
+def _issue_cycles(program: Program, n, reps: int):
+    """Cycles in which rows are issued: a FLAT microinstruction runs over the rows of all repetitions, the others over one row each; a
+    sum takes ACCUMULATE_PACE cycles a row."""
+    uops = microprograms()[program].uops
+    flat = sum(ACCUMULATE_PACE if uop.accumulate else 1 for uop in uops if uop.mode == FLAT)
+    single = sum(ACCUMULATE_PACE if uop.accumulate else 1 for uop in uops if uop.mode != FLAT)
+    return reps * (2 * flat * slices_of(n) + single)
 
 
 def _accesses(program: Program, n, reps: int):
