@@ -11,8 +11,10 @@ from html import escape
 WIDTH = 760
 LABEL = 176
 """Width of the label column."""
-VALUE = 92
-"""Room right of the plot for values."""
+VALUE = 152
+"""Room right of bars for their values."""
+DOT_LABEL, DOT_VALUE = 330, 84
+"""The same of dots, whose labels are longer and values shorter."""
 COLOURS = 6
 MUTE = 6
 
@@ -143,13 +145,20 @@ def _decades(low: float, high: float) -> tuple[int, int]:
     return first, max(last, first + 1)
 
 
+def _ticks(low: float, high: float) -> list[float]:
+    """1, 2, 5 times powers of ten within low .. high; powers alone where that is enough."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high / low < 1e3 else (1,)
+    return [step * 10.0**exponent for exponent in exponents for step in steps if low <= step * 10.0**exponent <= high]
+
+
 def dots(rows: Sequence[Dot], unit: str, title: str) -> str:
     """Values, with ranges where there are, on one logarithmic axis. A row without a value keeps its place and says `text`."""
     known = [_finite(v) for row in rows for v in (row.value, row.low, row.high) if v is not None]
     if not known or min(known) <= 0:
         raise ValueError("dots need at least one value, all above zero")
     first, last = _decades(min(known), max(known))
-    left, right = LABEL + 88, WIDTH - VALUE
+    left, right = float(DOT_LABEL), float(WIDTH - DOT_VALUE)
 
     def x(value: float) -> float:
         return left + (right - left) * (math.log10(value) - first) / (last - first)
@@ -178,27 +187,27 @@ def roofline(points: Sequence[RoofPoint], macs_per_s: float, bytes_per_s: float,
     """Log-log: the roof of compute and memory peaks, the deliverable slope dashed, points below."""
     points = [point for point in points if point.intensity > 0 and point.rate > 0]
     ridge = macs_per_s / bytes_per_s
-    x_first, x_last = _decades(min([p.intensity for p in points] + [ridge]) / 2, max([p.intensity for p in points] + [ridge]) * 3)
-    y_first, y_last = _decades(min([p.rate for p in points] + [macs_per_s]) / 2, macs_per_s * 1.5)
+    x_low, x_high = min([p.intensity for p in points] + [ridge]) / 2, max([p.intensity for p in points] + [ridge]) * 4
+    y_low, y_high = min([p.rate for p in points] + [macs_per_s]) / 2, macs_per_s * 1.6
     left, right, top, bottom = 92.0, WIDTH - 24.0, 14.0, 330.0
 
     def x(value: float) -> float:
-        return left + (right - left) * (math.log10(value) - x_first) / (x_last - x_first)
+        return left + (right - left) * math.log(value / x_low) / math.log(x_high / x_low)
 
     def y(value: float) -> float:
-        return bottom - (bottom - top) * (math.log10(value) - y_first) / (y_last - y_first)
+        return bottom - (bottom - top) * math.log(value / y_low) / math.log(y_high / y_low)
 
     body = []
-    for exponent in range(x_first, x_last + 1):
-        body.append(_line(x(10.0**exponent), top, x(10.0**exponent), bottom, "grid"))
-        body.append(_text(x(10.0**exponent), bottom + 17, f"{10.0**exponent:g}", "faint mid"))
-    for exponent in range(y_first, y_last + 1):
-        body.append(_line(left, y(10.0**exponent), right, y(10.0**exponent), "grid"))
-        body.append(_text(left - 8, y(10.0**exponent) + 4, si(10.0**exponent, "MAC/s"), "faint end"))
+    for tick in _ticks(x_low, x_high):
+        body.append(_line(x(tick), top, x(tick), bottom, "grid"))
+        body.append(_text(x(tick), bottom + 17, f"{tick:g}", "faint mid"))
+    for tick in _ticks(y_low, y_high):
+        body.append(_line(left, y(tick), right, y(tick), "grid"))
+        body.append(_text(left - 8, y(tick) + 4, si(tick, "MAC/s"), "faint end"))
     for rate, classes in ((bytes_per_s, "roof"), (deliverable_bytes_per_s, "roof dash")):
         if rate is None:
             continue
-        start = max(10.0**x_first, 10.0**y_first / rate)
+        start = max(x_low, y_low / rate)
         knee = macs_per_s / rate
         body.append(f'<polyline class="{classes}" points="{x(start):.1f},{y(start * rate):.1f} {x(knee):.1f},{y(macs_per_s):.1f} {right:.1f},{y(macs_per_s):.1f}"/>')
     body.append(_text(right, y(macs_per_s) - 7, f"{si(macs_per_s, 'MAC/s')} array peak", "soft end"))

@@ -3,7 +3,7 @@
 Three kinds of rows, none of them a prediction of what a GPU will do:
 
 - roofline (kind "bound", stack "roofline"): no step is faster than its required bytes over peak bandwidth, nor than its operations over
-  the compute peak. For fp16, and for the scheme's own bytes.
+  the compute peak. For fp16, and for the scheme's own bytes. A model that fits the L2 cache is bound by compute alone.
 - measured stack (kind "bound"): the roofline with peak bandwidth replaced by the share of it that batch-1 decode of a 7B-class model
   reached on that stack; at batch 1 only. Smaller models reach a smaller share: launches and synchronisation weigh more.
 - measured (kind "measured"): rates and board power of another model, as context, never scaled to this one.
@@ -202,16 +202,24 @@ def gpu_rows(choice: GpuChoice, config: LlamaConfig, scheme: Scheme, *, prefill:
         )
     fits = {name: float(step_bytes[-1]) <= gpu.memory_bytes for name, (step_bytes, _) in variants.items()}
 
+    cached = {name: float(step_bytes[-1]) <= (gpu.l2_bytes or 0) for name, (step_bytes, _) in variants.items()}
+
     rows = []
     for dtype, (step_bytes, ops) in variants.items():
-        if fits[dtype]:
-            bound = roofline(step_bytes, macs, gpu.memory_bytes_per_s, ops, batch)
-            rows.append(_bound_row(gpu, config, dtype, ROOFLINE, batch, bound, gpu.src, "peak bandwidth and compute of the data sheet"))
+        if fits[dtype] and not (cached[dtype] and ops is None):
+            bound = roofline(0 * step_bytes if cached[dtype] else step_bytes, macs, gpu.memory_bytes_per_s, ops, batch)
+            note = "peak bandwidth and compute of the data sheet; nothing is kept in the L2 cache between steps"
+            if cached[dtype]:
+                note = (
+                    f"compute peak of the data sheet alone: the model fits the L2 cache of {gpu.l2_bytes / 1e6:.3g} MB, so bandwidth bounds "
+                    "nothing; launch times, which dominate such a model, are not in it"
+                )
+            rows.append(_bound_row(gpu, config, dtype, ROOFLINE, batch, bound, gpu.src, note))
     for share in gpu.bandwidth_fractions if batch == 1 else ():  # the shares are those of batch 1
         if choice.stack not in (None, share.stack):
             continue
         dtype = "fp16" if share.dtype in FLOAT_DTYPES else scheme.name
-        if share.dtype not in FLOAT_DTYPES and CODE_DTYPES.get(share.dtype) != scheme.weight_bits or not fits[dtype]:
+        if share.dtype not in FLOAT_DTYPES and CODE_DTYPES.get(share.dtype) != scheme.weight_bits or not fits[dtype] or cached[dtype]:
             continue
         step_bytes, ops = variants[dtype]
         bound = roofline(step_bytes, macs, gpu.memory_bytes_per_s * share.fraction, ops, batch)
@@ -230,6 +238,8 @@ def break_even_batch(gpu: Gpu, config: LlamaConfig, tokens_per_s: float, *, pref
         step_bytes = fp16_bytes(config, contexts, batch=batch)
         if float(step_bytes[-1]) > gpu.memory_bytes:
             return None
+        if float(step_bytes[-1]) <= (gpu.l2_bytes or 0):
+            step_bytes = 0 * step_bytes
         if roofline(step_bytes, macs * batch, gpu.memory_bytes_per_s, gpu.fp16_flops_per_s, batch).tokens_per_s >= tokens_per_s:
             return batch
     return None

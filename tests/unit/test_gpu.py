@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from headrace.mapping.required import useful_macs
 from headrace.models.configfile import list_configs
 from headrace.models.errors import UserError
 from headrace.models.registry import model_config
@@ -120,6 +121,13 @@ def test_a_model_that_does_not_fit():
     assert names == {"w4a8kv8"}
     with pytest.raises(UserError, match="it holds 2 GB"):
         gpu_rows(GpuChoice(gpu.model_copy(update={"memory_bytes": 2_000_000_000}), None), LLAMA, W4, prefill=8, decode=8)
+
+
+def test_a_model_in_the_cache_is_not_bound_by_bandwidth():
+    found = [row for row in rows("A100", model_config("embedded")) if row["kind"] == "bound"]
+    assert {row["stack"] for row in found} == {"roofline"} and all(row["limit"] == "compute" and "L2 cache of 41.9 MB" in row["note"] for row in found)
+    macs = useful_macs(model_config("embedded"), np.arange(129, 257)).mean()
+    assert found[0]["tokens_per_s"] == pytest.approx(312e12 / (2 * macs))
 
 
 def test_break_even():
