@@ -92,14 +92,17 @@ def _sources(machine_json: str, memory_words: int) -> dict[str, str]:
     return sources
 
 
-def memory_words_for(total_words: int) -> int:
-    """Size of the simulated memory for an image: the next power of two, so that few builds serve many images."""
-    return max(1 << 12, 1 << (total_words - 1).bit_length())
+LEAST_MEMORY_BYTES = 1 << 27
+
+
+def memory_words_for(total_words: int, word_bytes: int) -> int:
+    """Size of the simulated memory for an image: a power of two, and at least 128 MiB, so that one build serves small and large models."""
+    return max(LEAST_MEMORY_BYTES // word_bytes, 1 << (total_words - 1).bit_length())
 
 
 def build(machine: Machine, total_words: int, *, waves: str | None = None) -> Path:
     """The simulator's executable for images of `total_words` memory words, from the cache where it is there."""
-    sources = _sources(machine.model_dump_json(), memory_words_for(total_words))
+    sources = _sources(machine.model_dump_json(), memory_words_for(total_words, machine.word_bytes))
     return cosim_run.build(sources, MODULE, waves=waves)
 
 
@@ -162,12 +165,13 @@ def run_image(
         raise ValueError("at most eight arguments")
     parameters: ControlParameters = control_parameters(machine)
     begun = time.monotonic()
-    sources = _sources(machine.model_dump_json(), memory_words_for(manifest["total_words"]))
+    sources = _sources(machine.model_dump_json(), memory_words_for(manifest["total_words"], machine.word_bytes))
     build_s = time.monotonic() - begun
     with tempfile.TemporaryDirectory(prefix="headrace-image-") as name:
         folder = Path(name)
         dumps = {"dump": ("tokens", folder / "tokens"), "dump1": ("logits", folder / "logits")}
-        plusargs = [f"+image={Path(image).absolute()}", f"+poison={seed}", f"+trace={folder / 'trace'}"]
+        plusargs = [f"+image={Path(image).absolute()}", f"+poison={seed}", f"+fill_beats={manifest['total_words'] * machine.memory.ports}",
+            f"+trace={folder / 'trace'}"]
         for dump, (section, path) in dumps.items():
             place = _section(manifest, section, machine)
             if place is not None:

@@ -12,11 +12,11 @@ _SPREAD = np.array(
 @numba.njit(cache=True)
 def _xorshift(state, count):
     out = np.empty(count, np.uint32)
-    x = np.uint32(state)
+    x = np.uint64(state)
     for i in range(count):
-        x ^= x << np.uint32(13)
-        x ^= x >> np.uint32(17)
-        x ^= x << np.uint32(5)
+        x ^= x << np.uint64(13) & np.uint64(0xFFFFFFFF)
+        x ^= x >> np.uint64(17)
+        x ^= x << np.uint64(5) & np.uint64(0xFFFFFFFF)
         out[i] = x
     return out
 

@@ -5,6 +5,7 @@
 // (docs/machine.md, section 1). A beat past DEPTH reads as poison and is not written.
 //
 // +image=FILE     first bytes of the memory; the rest is filled from +poison=N (default 1)
+// +fill_beats=N   fill the first N beats only (a host that knows what it uses saves start time); the others hold zeros
 // +dump=FILE +dump_base=BEAT +dump_beats=N   and likewise dump1, dump2, dump3: regions written when simulation ends
 module hr_sim_store #(
     parameter PORTS = 2,
@@ -50,7 +51,7 @@ module hr_sim_store #(
 
     reg [8*1024-1:0] file;
     reg [255:0] raw;
-    integer descriptor, bytes, i, filled;
+    integer descriptor, bytes, i, filled, fill_end;
     initial begin
         if (!$value$plusargs("poison=%d", poison))
             poison = 1;
@@ -83,7 +84,9 @@ module hr_sim_store #(
             end
         end
         // One xorshift32 step a beat, spread by constants: cheap, and different in every float of the memory.
-        for (i = filled; i < DEPTH; i = i + 1) begin
+        if (!$value$plusargs("fill_beats=%d", fill_end) || fill_end > DEPTH)
+            fill_end = DEPTH;
+        for (i = filled; i < fill_end; i = i + 1) begin
             poison = poison ^ (poison << 13);
             poison = poison ^ (poison >> 17);
             poison = poison ^ (poison << 5);

@@ -1,0 +1,72 @@
+"""`headrace cosim`: a prompt on the RTL of a machine, held against the golden executor bit for bit."""
+
+from pathlib import Path
+
+import click
+
+from headrace.models.errors import UserError
+from headrace.options import common_options
+from headrace.output import emit_json, progress
+
+DEFAULT_PROMPT = "The capital of France is"
+
+
+@click.command("cosim")
+@click.argument("model")
+@click.argument("machine", required=False)
+@click.option("--machine", "machine_option", metavar="NAME_OR_PATH", help="The machine, where it is not an argument; nano unless given.")
+@click.option("--prompt", metavar="TEXT", default=DEFAULT_PROMPT, show_default=True, help="Raw text; no chat template.")
+@click.option("--prefill", type=int, metavar="N", help="Cut the prompt's tokens, or repeat them, to N.")
+@click.option("--tokens", type=int, metavar="N", default=2, show_default=True, help="Output tokens; the first comes from the prefill.")
+@click.option("--batch", type=int, metavar="B", default=1, show_default=True, help="1 is all that instruction set version 1 runs.")
+@click.option("--scheme", metavar="NAME_OR_PATH", help="Compression scheme; the machine's own unless given.")
+@click.option("--waves", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Record signals as FST (a build of its own; slow).")
+@click.option("--image", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Keep the memory image and its manifest in DIR.")
+@common_options
+def command(model, machine, machine_option, prompt, prefill, tokens, batch, scheme, waves, image, overrides, as_json, seed) -> None:
+    """Run a prompt on the RTL in Verilator and compare every token and logit with the golden executor. Exit status 1 where they differ."""
+    from headrace.sim.loop_session import LoopSession
+
+    if machine and machine_option:
+        raise UserError(f"the machine is given twice: '{machine}' and --machine '{machine_option}'")
+    if batch != 1:
+        raise UserError(f"--batch {batch}: instruction set version 1 runs one sequence; allowed is 1")
+    session = LoopSession.open(model, machine or machine_option or "nano", scheme, overrides)
+    tokens_in = session.encode(prompt, tokens, prefill)
+    if image is not None:
+        image.mkdir(parents=True, exist_ok=True)
+    with progress(f"co-simulating {session.config.name} on {session.machine.name}: {len(tokens_in)} prompt tokens, {tokens} output tokens") as advance:
+        document = session.run(
+            prompt, tokens_in, tokens, seed=seed, waves=waves, image_folder=image, note=lambda text: advance(0, description=text)
+        )
+    equal = document["rtl_tokens_equal"] and document["logits_equal"]
+    if as_json:
+        emit_json(document, session.identity(), seed)
+    else:
+        print_cosim(document)
+    if not equal:
+        click.get_current_context().exit(1)
+
+
+def print_cosim(document: dict) -> None:
+    """The document as people read it."""
+    from headrace.output import print_table
+
+    click.echo(document["prompt"] + click.style(document["text"], bold=True))
+    prefill, decode = document["prefill"], document["decode"]
+    rows = [["prefill", document["prompt_tokens"], prefill["cycles"]["rtl"], prefill["cycles"]["analytic"]]]
+    if decode:
+        rows.append(["decode", decode["steps"], decode["cycles"]["rtl"], decode["cycles"]["analytic"]])
+    print_table(["phase", "tokens", "RTL cycles (simulated)", "analytic cycles (estimated)"], rows)
+    verdicts = [
+        ["tokens equal golden", document["rtl_tokens_equal"]], ["logits equal golden, bit for bit", document["logits_equal"]],
+        ["simulation, cycles/s", document["sim_cycles_per_s"]], ["build, s", document["build_s"]], ["start, s", document["start_s"]],
+    ]  # fmt: skip
+    if decode:
+        verdicts += [
+            ["decode, tokens/s (simulated)", decode["tokens_per_s"]], ["of deliverable bandwidth", decode["hbm"]["utilisation"]],
+            ["of port peak", decode["hbm"]["peak_fraction"]], ["energy, J/token (estimated, board)", decode["energy_j_per_token"]],
+        ]  # fmt: skip
+    print_table(["figure", "value"], verdicts)
+    if document.get("divergence"):
+        click.echo(f"first divergence: {document['divergence']}")
