@@ -1,11 +1,12 @@
 """The evaluator of `headrace sweep`: one point by the estimate."""
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from headrace.hw.board import load_board
 from headrace.hw.machine import load_machine
 from headrace.mapping.sweep import Point, Sweep, points
-from headrace.models.configfile import apply_overrides, list_configs, split_overrides
+from headrace.models.configfile import StrictModel, apply_overrides, list_configs, split_overrides, validate
 from headrace.models.errors import UserError
 from headrace.models.registry import model_config
 from headrace.models.scheme import load_scheme
@@ -21,6 +22,19 @@ RESULTS = (
 _model_config = lru_cache(maxsize=64)(model_config)
 
 
+@lru_cache(maxsize=256)
+def _load(load: Callable[[str], StrictModel], name: str):
+    """A file is read once a process: reading YAML takes longer than the estimate."""
+    return load(name)
+
+
+def _changed(base: StrictModel, overrides: list[str]):
+    if not overrides:
+        return base
+    source = f"{base.name} with {' '.join(overrides)}"
+    return validate(type(base), apply_overrides(base.model_dump(), overrides, source=source), source=source)
+
+
 @lru_cache(maxsize=64)
 def _energy_table(board: str):
     return load_energy(board) if board in list_configs("energy") else None
@@ -29,9 +43,9 @@ def _energy_table(board: str):
 def evaluate_point(point: Point) -> dict[str, object]:
     """The keys of `RESULTS`. Raises UserError for a machine that is not legal or a model that does not fit it."""
     groups = split_overrides(point.overrides)
-    machine = load_machine(point.machine, groups["machine"])
-    board = load_board(machine.board, groups["board"])
-    scheme = load_scheme(point.scheme or machine.scheme, groups["scheme"])
+    machine = _changed(_load(load_machine, point.machine), groups["machine"])
+    board = _changed(_load(load_board, machine.board), groups["board"])
+    scheme = _changed(_load(load_scheme, point.scheme or machine.scheme), groups["scheme"])
     workload = Workload(**point.workload.model_dump())
     document = estimate(_model_config(point.model), scheme, machine, board, _energy_table(board.name), workload)
     decode, resources = document["decode"], document["resources"]
