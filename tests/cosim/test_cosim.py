@@ -1,5 +1,7 @@
 """The whole machine in Verilator against the interpreter: tokens, logits and every retirement, bit for bit."""
 
+import re
+
 import numpy as np
 import pytest
 from models_for_tests import random_model
@@ -9,6 +11,7 @@ from headrace.hw.machine import load_machine
 from headrace.hw.top import control_parameters
 from headrace.mapping.compiler import compile_model
 from headrace.models.errors import UserError
+from headrace.sim import cosim
 from headrace.sim.cosim import CosimError, run_image
 from headrace.sim.iss import Interpreter
 
@@ -110,6 +113,18 @@ def test_an_error_names_itself(case, tmp_path):
     with pytest.raises(CosimError, match="RANGE of LD at instruction 2") as caught:
         run_image(bad, manifest, NANO, arguments=(len(prompt), outputs), outputs=outputs, limit_cycles=10**6)
     assert (caught.value.code, caught.value.queue, caught.value.pc) == (ErrorCode.RANGE, Queue.LD, 2)
+
+
+def test_no_process_without_inputs_sets_a_constant():
+    """Verilog of a signal that is part constant, part process: simulators never run `always @*` without inputs.
+
+    Constants of 0 do no harm (a process that never ran leaves 0 in Verilator, and synthesis agrees).
+    """
+    pattern = re.compile(r"always @\*\n +([^=\n]+) = \d+'[a-z]([0-9a-fA-F]+);")
+    planted = "  always @*\n    cmd__payload[23:16] = 8'h04;\n"
+    assert [m[1] for m in pattern.findall(planted) if m[1].strip("0")] == ["04"]
+    for name, text in cosim._sources(NANO.model_dump_json(), 1 << 12).items():
+        assert not [m for m in pattern.findall(text) if m[1].strip("0")], name
 
 
 def test_misfits_are_refused(case):
