@@ -226,10 +226,10 @@ def _gpus(document: Mapping) -> str:
         note += f"{silent} GPU rows have no energy: no source measured power there." if silent else ""
         parts.append(_section("Energy per token beside GPUs", note, f"<figure>{svg.dots(energies, 'J', 'Energy per token beside GPUs')}</figure>{svg.legend([marks[0], marks[2]])}"))
     table = _table(
-        ("GPU", "stack", "dtype", "model", "#tokens/s", "#J/token", "what it is", "source"),
+        ("GPU", "stack", "dtype", "model", "#tokens/s", "#J/token", "what it is", "source", "note"),
         [
             (row["gpu"], row.get("stack"), row.get("dtype"), row.get("model") or model, row["tokens_per_s"], row.get("energy_j_per_token"),
-             GPU_KINDS.get(row["kind"], row["kind"]), row.get("src"))
+             GPU_KINDS.get(row["kind"], row["kind"]), row.get("src"), row.get("note"))
             for row in rows
         ],
     )  # fmt: skip

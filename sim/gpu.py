@@ -278,10 +278,3 @@ def _measured_row(gpu: Gpu, row: Measured) -> dict:
         "energy_j_per_token": energy, "energy_j_per_token_range": None, "energy_scope": "board" if energy is not None else None,
         "usd_per_mtok": None, "model": row.model, "batch": row.batch, "limit": None, "src": row.src, "note": "; ".join(notes),
     }  # fmt: skip
-
-
-def demo_rows(choice: GpuChoice, config: LlamaConfig, scheme: Scheme, *, prefill: int, decode: int, batch: int = 1) -> list[dict]:
-    """`gpu_rows` under the keys of the demo's document: "gpu" instead of "name"."""
-    rows = gpu_rows(choice, config, scheme, prefill=prefill, decode=decode, batch=batch)
-    keys = ("stack", "dtype", "tokens_per_s", "energy_j_per_token", "kind", "energy_scope", "model", "batch", "limit", "src", "note")
-    return [{"gpu": row["name"], **{key: row[key] for key in keys}} for row in rows]

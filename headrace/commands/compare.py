@@ -55,8 +55,8 @@ def _print(document: dict) -> None:
     title = f"decode of {document['model']}: prefill {document['prefill']}, {document['decode']} steps, batch {document['batch']}"
     print_table(columns, rows, title=title)
     for row in document["rows"]:
-        if row["kind"] == "estimated" and row["note"]:
-            click.echo(f"{row['name']}: {row['note']}")
+        if row["note"] and (row["kind"] == "estimated" or row["limit"] == "compute"):
+            click.echo(f"{row['name']} {row['dtype']} {row['stack']}: {row['note']}")
     for item in document["break_even"]:
         bound, measured = item["tokens_per_s_batch"], item["energy_measured"]
         line = f"{item['machine']} against {item['gpu']}: "
