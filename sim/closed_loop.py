@@ -58,11 +58,11 @@ def golden_run(model: QuantisedModel, prompt: list[int], outputs: int) -> tuple[
     return stacked.argmax(axis=1), stacked
 
 
-def prove(
+def run_rtl(
     model: QuantisedModel, machine: Machine, prompt: list[int], outputs: int, *, seed: int = 0, context: int | None = None,
     waves: Waves | None = None, note: Note = lambda text: None, image_folder: Path | None = None,
-) -> Proof:
-    """Compile, run on the RTL, run golden, in that order. `image_folder` keeps image and manifest.
+) -> Cosim:
+    """Compile and run on the RTL. `image_folder` keeps image and manifest.
 
     Raises UserError for what does not fit, CosimError where the machine latches an error.
     """
@@ -72,7 +72,14 @@ def prove(
         path = (image_folder or Path(name)) / "model.img"
         manifest = image.write(path)
         note("building the simulator (cached after the first time) and running the RTL")
-        rtl = run_image(path, manifest, machine, arguments=(len(prompt), outputs), outputs=outputs, seed=seed, waves=waves)
+        return run_image(path, manifest, machine, arguments=(len(prompt), outputs), outputs=outputs, seed=seed, waves=waves)
+
+
+def prove(
+    model: QuantisedModel, machine: Machine, prompt: list[int], outputs: int, *, note: Note = lambda text: None, **how
+) -> Proof:
+    """`run_rtl` (which takes `how`), then golden; neither sees the other."""
+    rtl = run_rtl(model, machine, prompt, outputs, note=note, **how)
     note("running the golden executor")
     tokens, logits = golden_run(model, prompt, outputs)
     return Proof(rtl=rtl, golden_tokens=tokens, golden_logits=logits)

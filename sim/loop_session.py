@@ -13,7 +13,8 @@ from headrace.models.model import Model
 from headrace.models.quantise import QuantisedModel, quantise_model
 from headrace.models.registry import load_model
 from headrace.models.scheme import Scheme, load_scheme
-from headrace.sim.closed_loop import Proof, prove, report
+from headrace.sim.closed_loop import Proof, prove, report, run_rtl
+from headrace.sim.cosim import Cosim
 from headrace.sim.cosim_run import Waves
 from headrace.sim.generate import encode_prompt
 from headrace.sim.session import require_tokenizer
@@ -72,6 +73,11 @@ class LoopSession:
         if not document["logits_equal"] or not document["rtl_tokens_equal"]:
             document["divergence"] = self._divergence(proof, ids, tokens, seed, note)
         return document
+
+    def generate(self, ids: list[int], tokens: int, *, seed: int = 0, note: Callable[[str], None] = lambda text: None) -> tuple[str, Cosim]:
+        """Text and run of the RTL alone."""
+        run = run_rtl(self.compressed, self.machine, ids, tokens, seed=seed, note=note)
+        return require_tokenizer(self.model).decode([int(t) for t in run.tokens]), run
 
     def _divergence(self, proof: Proof, ids: list[int], tokens: int, seed: int, note) -> str:
         """Interpreter against the RTL's trace: where the machine first left its program's meaning."""
