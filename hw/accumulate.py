@@ -2,7 +2,7 @@
 
 from amaranth.hdl import Cat, Module, Mux, Signal, signed
 from amaranth.lib import wiring
-from amaranth.lib.wiring import In, Out
+from amaranth.lib.wiring import In
 
 from headrace.hw.decode_unit import MvSizes
 from headrace.hw.dsp_chain import FIELD_BITS
