@@ -28,7 +28,7 @@ class BurstGenerator(wiring.Component):
     `error_pc`, and the generator stays silent until reset.
 
     Rate: one burst a cycle, also from one item of `runs` to the next. LATENCY: cycles from an accepted item to its
-    first AR. Cost: about 330 registers and 400 LUTs.
+    first AR. Cost (Yosys, xcup, 2 ports): 269 FF, 259 LUT, 42 CARRY4.
     """
 
     LATENCY = 2

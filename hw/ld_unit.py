@@ -107,7 +107,7 @@ class LdUnit(wiring.Component):
     VB's or AB's write port.
 
     LATENCY: cycles from a command to its first AR, and from the last port's R beat to the output.
-    Cost: P * 257 * port_fifo_beats bits of RAM; about 1200 registers.
+    Cost (Yosys, xcup, nano): 1737 FF, 1647 LUT, 112 CARRY4, 16 RAM32M16, 8 RAMB36 (P * 257 * port_fifo_beats bits).
     """
 
     STALL_CAUSES = ("memory", "raw_fifo", "buffer")

@@ -73,7 +73,7 @@ class StUnit(wiring.Component):
 
     STALL_CAUSES (at most one bit a cycle): `buffer` waits for a read port, `memory` for a write port or responses.
 
-    LATENCY: cycles from a command to its first AW. Cost: about 1200 registers, 1000 LUTs, 16 x 320 bits of LUT RAM.
+    LATENCY: cycles from a command to its first AW. Cost (Yosys, xcup, nano): 2273 FF, 1325 LUT, 83 CARRY4, 23 RAM32M16 (16 x 320 bits).
     """
 
     STALL_CAUSES = ("buffer", "memory")
