@@ -98,10 +98,10 @@ def _tiles(document: Mapping) -> str:
     hbm = decode.get("hbm") or {}
     energy, ends = decode.get("energy_j_per_token"), decode.get("energy_j_per_token_range")
     scope = decode.get("energy_scope") or (document.get("energy") or {}).get("energy_scope") or document.get("energy_scope")
-    about = f"range {svg.si(ends[0], 'J')} to {svg.si(ends[1], 'J')}" if ends else ""
+    about = f", range {svg.si(ends[0], 'J')} to {svg.si(ends[1], 'J')}" if ends else ""
     tiles = [
         (_number(decode.get("tokens_per_s")), "tokens per second, decode", "simulated"),
-        (svg.si(energy, "J") if energy is not None else "–", "energy per token " + about, f"estimated, scope {scope}" if energy is not None else "not known"),
+        (svg.si(energy, "J") if energy is not None else "–", "energy per token" + about, f"estimated, scope {scope}" if energy is not None else "not known"),
         (_percent(hbm.get("utilisation")), "of the deliverable memory bandwidth", "simulated"),
         (_percent(hbm.get("peak_fraction")), "of the ports' peak", "simulated"),
         (svg.si(document["sim_cycles_per_s"]) if document.get("sim_cycles_per_s") else "–", "RTL cycles simulated per second", "measured"),
