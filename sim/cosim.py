@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import headrace.hw
-import headrace.kernels
+import headrace.kernels.contract
 from headrace.hw.control import ControlParameters
 from headrace.hw.isa import ErrorCode, Op, Queue
 from headrace.hw.machine import Machine
@@ -67,7 +67,7 @@ class Cosim:
 
 def _hardware_texts() -> Iterator[str]:
     """Everything that emission reads: the hardware and contract packages, as text."""
-    for package in (headrace.hw, headrace.kernels):
+    for package in (headrace.hw, headrace.kernels.contract):
         folder = Path(package.__file__).parent
         for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.v")]):
             yield str(path.relative_to(folder))

@@ -248,6 +248,8 @@ class Interpreter:
         grid, row_scale = self._decode(stripes, slices, bits, scales)
         acc = _dot(self.ab[act : act + slices].reshape(-1), grid)
         s_a = self.vb[scale_row, :1].view(np.float32)
+        if np.isnan(s_a).any():
+            raise MachineError(ErrorCode.NAN, Queue.MV, pc, f"s_a in VB row {scale_row}")
         value = functions.scale(acc, s_a, row_scale).view(np.uint32).reshape(-1, 8)
         rows = out + np.arange(value.shape[0])
         self.vb[rows] = value
