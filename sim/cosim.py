@@ -92,6 +92,16 @@ def _sources(machine_json: str, memory_words: int) -> dict[str, str]:
     return sources
 
 
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Another machine than the emitted one, for whoever plants faults: `transform` takes the simulation's Verilog (file name to
+    text) and gives the one to build; `plusargs` are ``+name=value`` for it. `optimise`: compiler option."""
+
+    transform: Callable[[dict[str, str]], dict[str, str]]
+    plusargs: tuple[str, ...] = ()
+    optimise: str = "-O2"
+
+
 LEAST_MEMORY_BYTES = 1 << 27
 
 
@@ -138,6 +148,7 @@ def run_image(
     waves: Waves | None = None,
     timeout_s: float | None = None,
     on_line: Callable[[str], None] | None = None,
+    variant: Variant | None = None,
 ) -> Cosim:
     """Run `image` on the RTL of `machine` until HALT.
 
@@ -149,6 +160,8 @@ def run_image(
         Poison of all memories and RAMs.
     waves
         Record signals (a build of its own); times in ps, 2000 per cycle.
+    variant
+        Run a changed machine (a build of its own).
 
     Raises CosimError where the machine latched an error, UserError where the manifest and the image do not fit.
     """
@@ -166,6 +179,10 @@ def run_image(
     parameters: ControlParameters = control_parameters(machine)
     begun = time.monotonic()
     sources = _sources(machine.model_dump_json(), memory_words_for(manifest["total_words"], machine.word_bytes))
+    how = {}
+    if variant is not None:
+        sources = variant.transform(dict(sources))
+        how = {"optimise": variant.optimise}
     build_s = time.monotonic() - begun
     with tempfile.TemporaryDirectory(prefix="headrace-image-") as name:
         folder = Path(name)
@@ -176,6 +193,7 @@ def run_image(
             place = _section(manifest, section, machine)
             if place is not None:
                 plusargs += [f"+{dump}={path}", f"+{dump}_base={place[0]}", f"+{dump}_beats={place[1]}"]
+        plusargs += variant.plusargs if variant is not None else ()
         orders = {
             "arguments": [int(value) & 0xFFFFFFFF for value in arguments],
             "header_word": 0,
@@ -185,7 +203,7 @@ def run_image(
         }
         outcome = cosim_run.run(
             sources, MODULE, "headrace.sim.cosim_driver", plusargs=plusargs, env={"HEADRACE_COSIM": json.dumps(orders)},
-            waves=waves, timeout_s=timeout_s, on_line=on_line,
+            waves=waves, timeout_s=timeout_s, on_line=on_line, **how,
         ).check()  # fmt: skip
         result = json.loads((folder / "result.json").read_text())
         if result["status"] >> 2 & 1:
