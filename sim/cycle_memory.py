@@ -1,0 +1,117 @@
+"""The memory behind the ports, for the cycle simulator: `PORT` holds a port's state, `step` moves it by one cycle.
+
+Another memory model replaces this file and nothing else: `create` makes the state, `ar_ready` says whether a port takes a read address (from
+registers alone), `step` sees what the machine holds out in this cycle and gives what the port does. Rules here are those of hw/sim_memory.py.
+"""
+
+import numpy as np
+from numba import njit
+
+from headrace.hw.machine import Machine
+from headrace.hw.sim_memory import MemoryTiming
+
+FIFO = np.dtype([(name, "i8") for name in ("stored", "fetched", "valid")])
+"""A StreamFifo's three places (hw/stream_fifo.py): items in the RAM, in its read register, in the output register."""
+
+PORT = np.dtype(
+    [(name, "i8") for name in ("r_valid", "busy", "left", "since", "phase", "read_head", "read_tail", "answer_head", "answer_tail")]
+    + [(f"{fifo}_{place}", "i8") for fifo in ("reads", "answers") for place in FIFO.names]
+)
+TIMING = np.dtype([(name, "i8") for name in ("p", "q", "read_latency", "trefi", "trfc", "queue")])
+
+READ, WRITE, ANSWER = 1, 2, 4
+"""Bits of what a port did in a cycle: moved a read beat (on R in the next cycle), took a write, gave a write's response."""
+
+
+def create(machine: Machine) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(ports PORT [P], timing TIMING [1], rings int64 [P, 3, queue]) after reset."""
+    t = MemoryTiming.of(machine)
+    ports = np.zeros(t.ports, PORT)
+    for k in range(t.ports):
+        ports[k]["since"] = (-t.refresh_start(k)) % t.trefi
+    timing = np.zeros(1, TIMING)
+    timing[0] = (t.p, t.q, t.read_latency, t.trefi, t.trfc, t.queue_bursts)
+    return ports, timing, np.zeros((t.ports, 3, t.queue_bursts), np.int64)
+
+
+@njit(cache=True)
+def ar_ready(port, timing):
+    return port.reads_stored + port.reads_fetched + port.reads_valid < timing.queue
+
+
+@njit(cache=True)
+def step(port, timing, ring, now, ar_valid, ar_address, ar_beats, w_valid, w_address):
+    """One cycle of a port; `now` counts from reset. ar_*: what stands on AR; w_*: AW and W together. Gives READ | WRITE | ANSWER.
+
+    R and B are always taken (the machine's ready signals are constant). Addresses are port-local beats, not used by this model.
+    """
+    # The slot: p of q cycles (phase accumulator), none in the trfc cycles after a refresh began.
+    slot = True
+    if timing.p != timing.q:
+        slot = port.phase + timing.p >= timing.q
+        port.phase += timing.p - timing.q if slot else timing.p
+    if port.since < timing.trfc:
+        slot = False
+    port.since += 1
+    if port.since == timing.trefi:
+        port.since = 0
+
+    enter_read = ar_valid and port.reads_stored + port.reads_fetched + port.reads_valid < timing.queue
+    answer_room = port.answers_stored + port.answers_fetched + port.answers_valid < timing.queue
+    done = 0
+
+    due = port.busy == 1
+    if not due and port.reads_valid == 1:
+        due = now >= ring[0, port.read_head]
+    write = slot and w_valid and answer_room
+    read = slot and not write and due
+    take = read and port.busy == 0
+    if take:
+        port.left = ring[1, port.read_head] - 1
+        port.busy = 1 if port.left > 0 else 0
+        port.read_head = (port.read_head + 1) % timing.queue
+    elif read:
+        port.left -= 1
+        port.busy = 1 if port.left > 0 else 0
+    if read:
+        done |= READ
+    if write:
+        done |= WRITE
+    port.r_valid = 1 if read else 0
+
+    # The read queue's StreamFifo.
+    if enter_read or port.reads_stored or port.reads_fetched or port.reads_valid:
+        move = port.reads_fetched == 1 and (port.reads_valid == 0 or take)
+        fetch = port.reads_stored > 0 and (port.reads_fetched == 0 or move)
+        port.reads_valid = 1 if port.reads_fetched == 1 or (port.reads_valid == 1 and not take) else 0
+        port.reads_fetched = 1 if fetch or (port.reads_fetched == 1 and not move) else 0
+        port.reads_stored += (1 if enter_read else 0) - (1 if fetch else 0)
+        if enter_read:
+            # A beat read in cycle c stands on R in c + 1: due one cycle before its latency is over.
+            ring[0, port.read_tail] = now + timing.read_latency - 1
+            ring[1, port.read_tail] = ar_beats
+            port.read_tail = (port.read_tail + 1) % timing.queue
+
+    # Responses: the same FIFO, of the cycle in which each is due.
+    if write or port.answers_stored or port.answers_fetched or port.answers_valid:
+        leave = port.answers_valid == 1 and now >= ring[2, port.answer_head]
+        if leave:
+            done |= ANSWER
+            port.answer_head = (port.answer_head + 1) % timing.queue
+        move = port.answers_fetched == 1 and (port.answers_valid == 0 or leave)
+        fetch = port.answers_stored > 0 and (port.answers_fetched == 0 or move)
+        port.answers_valid = 1 if port.answers_fetched == 1 or (port.answers_valid == 1 and not leave) else 0
+        port.answers_fetched = 1 if fetch or (port.answers_fetched == 1 and not move) else 0
+        port.answers_stored += (1 if write else 0) - (1 if fetch else 0)
+        if write:
+            ring[2, port.answer_tail] = now + timing.read_latency
+            port.answer_tail = (port.answer_tail + 1) % timing.queue
+    return done
+
+
+@njit(cache=True)
+def skip(ports, timing, rings, cycles):
+    """`cycles` in which nothing is asked of the memory, from reset on."""
+    for now in range(cycles):
+        for i in range(ports.size):
+            step(ports[i], timing[0], rings[i], now, False, 0, 0, False, 0)
