@@ -71,7 +71,8 @@ def _prepare(text: str, top: str, flatten: bool) -> tuple[dict[str, str], list[s
     return {name: text}, script
 
 
-def _count(cells: Mapping[str, int], depth: int | None) -> Resources:
+def count_cells(cells: Mapping[str, int], depth: int | None = None) -> Resources:
+    """Resources of cells by type."""
     return Resources(
         dsp=cells.get("DSP48E2", 0),
         lut=sum(n for kind, n in cells.items() if _LUT.fullmatch(kind)),
@@ -104,4 +105,4 @@ def synthesise(text: str, top: str, *, flatten: bool = True) -> Resources:
     if flatten:
         # A design without logic between registers has no path at all.
         depth = max((int(n) for n in re.findall(r"\(length=(\d+)\)", output["depth.txt"])), default=0)
-    return _count(report["design"]["num_cells_by_type"], depth)
+    return count_cells(report["design"]["num_cells_by_type"], depth)

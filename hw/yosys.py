@@ -3,10 +3,11 @@
 A Yosys error ends the process that called it, and its log goes to the C standard output: both stay in a child.
 """
 
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 _CHILD = """
@@ -23,21 +24,35 @@ class YosysError(RuntimeError):
     """Yosys refused a command; the message ends with the last lines of its log."""
 
 
-def run(script: Sequence[str], inputs: Mapping[str, str], outputs: Sequence[str] = ()) -> dict[str, str]:
+_PASS = re.compile(r"(\d+(?:\.\d+)?)\. Executing (.*)")
+
+
+def run(
+    script: Sequence[str], inputs: Mapping[str, str], outputs: Sequence[str] = (), *, note: Callable[[str], None] = lambda text: None
+) -> dict[str, str]:
     """Run the commands of `script` in a folder of `inputs` (file name to text); return the texts of `outputs`.
 
-    The log of the run is returned as output ``"log"`` as well.
+    The log of the run is returned as output ``"log"`` as well. `note` is told of every pass that begins.
     """
     with tempfile.TemporaryDirectory(prefix="headrace-yosys-") as name:
         folder = Path(name)
         for file, text in inputs.items():
             (folder / file).write_text(text)
         (folder / "script.ys").write_text("\n".join(script) + "\n")
-        child = subprocess.run(
+        lines = []
+        with subprocess.Popen(
             [sys.executable, "-c", _CHILD],
             cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        )  # fmt: skip
+        ) as child:  # fmt: skip
+            try:
+                for line in child.stdout:
+                    lines.append(line)
+                    if begun := _PASS.match(line):
+                        note(f"{begun[1]} {begun[2].rstrip()}")
+            except BaseException:
+                child.kill()
+                raise
         if child.returncode:
-            tail = "\n".join(child.stdout.splitlines()[-12:])
+            tail = "".join(lines[-12:])
             raise YosysError(f"Yosys ended with status {child.returncode}:\n{tail}")
-        return {file: (folder / file).read_text() for file in outputs} | {"log": child.stdout}
+        return {file: (folder / file).read_text() for file in outputs} | {"log": "".join(lines)}

@@ -99,7 +99,7 @@ def package_files(
     if not np.isfinite(logits).all():
         raise UserError(f"model {model.config.name}: its logits are not finite, and the machine would stop with an error; choose another prompt")
     note("emitting the Verilog")
-    sources = sim_sources(machine, memory_words=memory_words_for(manifest["total_words"]))
+    sources = sim_sources(machine, memory_words=memory_words_for(manifest["total_words"], machine.word_bytes))
     texts = {f"sim/{file}" if file in SIMULATION_ONLY else file: text for file, text in sources.items()}
     texts |= {
         "sim/hr_tb.v": read_verilog("hr_tb.v"),

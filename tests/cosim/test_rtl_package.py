@@ -96,7 +96,7 @@ def test_its_verilog_is_that_of_synthesis_and_of_cosimulation(files):
     core = top_sources(NANO, simulation=False)
     assert {name: files[name].decode() for name in core} == core
     assert not set(core) & set(SIMULATION_ONLY)
-    words = memory_words_for(json.loads(files["image.json"])["total_words"])
+    words = memory_words_for(json.loads(files["image.json"])["total_words"], NANO.word_bytes)
     for name, text in sim_sources(NANO, memory_words=words).items():
         assert files[f"sim/{name}" if name in SIMULATION_ONLY else name].decode() == text
     alone = machine_files(NANO)
