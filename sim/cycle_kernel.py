@@ -36,7 +36,7 @@ SOURCE = hashlib.sha256(
 """Of the files whose functions the loop contains: numba's disk cache knows only this file's own age."""
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def queue_ok(tokens, q, wait):
     for b in range(5):
         if (wait >> b) & 1 and tokens[b, q] == 0:
@@ -44,13 +44,13 @@ def queue_ok(tokens, q, wait):
     return True
 
 
-@njit(cache=True)
-def queue_step(queue, k, ring, started, op_of, push, start, done):
+@njit(cache=True, error_model="numpy")
+def queue_step(queue, k, q, rings, started, op_of, push, start, done):
     """One cycle of a CommandQueue. Gives the stream place that retires, or -1. started: places of what is in the unit, oldest first."""
     retired = -1
     direct = False
     if queue.count > 0:
-        oldest = started[queue.oldest]
+        oldest = started[q, queue.oldest]
         nop = op_of[oldest] & 31 == 0
         if not nop and queue.kept > 0:
             queue.kept -= 1
@@ -63,32 +63,32 @@ def queue_step(queue, k, ring, started, op_of, push, start, done):
     if done and not direct:
         queue.kept += 1
     if start:
-        started[queue.newest] = queue.head
-        queue.newest = (queue.newest + 1) % k.in_flight
+        started[q, queue.newest] = queue.head
+        queue.newest = (queue.newest + 1) & (k.in_flight - 1)
     if retired >= 0:
-        queue.oldest = (queue.oldest + 1) % k.in_flight
+        queue.oldest = (queue.oldest + 1) & (k.in_flight - 1)
     queue.count += (1 if start else 0) - (1 if retired >= 0 else 0)
     load = queue.head < 0 or start
     if load:
         if queue.behind > 0:
-            queue.head = ring[queue.ring_read]
-            queue.ring_read = (queue.ring_read + 1) % k.queue_depth
+            queue.head = rings[q, queue.ring_read]
+            queue.ring_read = (queue.ring_read + 1) & (k.queue_depth - 1)
             queue.behind -= 1
             if push >= 0:
-                ring[queue.ring_write] = push
-                queue.ring_write = (queue.ring_write + 1) % k.queue_depth
+                rings[q, queue.ring_write] = push
+                queue.ring_write = (queue.ring_write + 1) & (k.queue_depth - 1)
                 queue.behind += 1
         else:
             queue.head = push
     elif push >= 0:
-        ring[queue.ring_write] = push
-        queue.ring_write = (queue.ring_write + 1) % k.queue_depth
+        rings[q, queue.ring_write] = push
+        queue.ring_write = (queue.ring_write + 1) & (k.queue_depth - 1)
         queue.behind += 1
     return retired
 
 
 def _loop(source: str):
-    @njit(cache=True)
+    @njit(cache=True, error_model="numpy")
     def run(sizes, state, memory, rings, program, stream, counters, times, now):
         """From the cycle after `start` (number `now` from reset) to HALT. Gives (status, queue, cycle)."""
         if len(source) == 0:  # keeps `source` in the closure, and so in the key of the disk cache
@@ -118,7 +118,7 @@ def _loop(source: str):
                 if ar_valid[i] == 1 and not ready:
                     waiting = True
                 arrived[i] = ports[i].r_valid
-                did = step(ports[i], timing, port_rings[i], now, ar_valid[i] == 1, ld.ar_address, ld.ar_beats, aw_valid[i] == 1, aw_address[i])
+                did = step(ports[i], timing, port_rings, i, now, ar_valid[i] == 1, ld.ar_address, ld.ar_beats, aw_valid[i] == 1, aw_address[i])
                 wrote[i] = 1 if did & WRITE else 0
                 if did & ANSWER:
                     answers += 1
@@ -258,19 +258,19 @@ def _loop(source: str):
                         active, base, stalls = mv.commands != 0, MV_BUSY, 4
                     else:
                         active, base, stalls = sfu.running == 1 and cycle > sfu.start and not sfu_last, VEC_BUSY, 2
+                        if sfu_last:
+                            sfu.running = 0
+                        if vec_accept:
+                            sfu.running, sfu.start, sfu.offset, sfu.length = 1, cycle, vec_offset[head], vec_length[head]
                     if active:
                         counters[base] += 1
                     elif head >= 0 and not ok:
                         counters[base + 2 + stalls] += 1
                     else:
                         counters[base + 3 + stalls] += 1
-                    # `head` before the step names the VEC command that starts.
-                    if q == VEC:
-                        if sfu_last:
-                            sfu.running = 0
-                        if vec_accept:
-                            sfu.running, sfu.start, sfu.offset, sfu.length = 1, cycle, vec_offset[head], vec_length[head]
-                    retired[q] = queue_step(queue, k, queue_rings[q], started[q], op, push if push_queue == q else -1, start, done[q] == 1)
+                    moves = start or push_queue == q or done[q] == 1 or queue.kept > 0
+                    if moves or (queue.count > 0 and op[started[q, queue.oldest]] & 31 == 0):
+                        retired[q] = queue_step(queue, k, q, queue_rings, started, op, push if push_queue == q else -1, start, done[q] == 1)
             # ---- boot ----
             sys_word_ready = False
             boot_load = s.boot != BOOT_IDLE

@@ -34,14 +34,14 @@ def create(machine: Machine) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return ports, timing, np.zeros((t.ports, 3, t.queue_bursts), np.int64)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def ar_ready(port, timing):
     return port.reads_stored + port.reads_fetched + port.reads_valid < timing.queue
 
 
-@njit(cache=True)
-def step(port, timing, ring, now, ar_valid, ar_address, ar_beats, w_valid, w_address):
-    """One cycle of a port; `now` counts from reset. ar_*: what stands on AR; w_*: AW and W together. Gives READ | WRITE | ANSWER.
+@njit(cache=True, error_model="numpy")
+def step(port, timing, rings, i, now, ar_valid, ar_address, ar_beats, w_valid, w_address):
+    """One cycle of port `i`; `now` counts from reset. ar_*: what stands on AR; w_*: AW and W together. Gives READ | WRITE | ANSWER.
 
     R and B are always taken (the machine's ready signals are constant). Addresses are port-local beats, not used by this model.
     """
@@ -56,20 +56,23 @@ def step(port, timing, ring, now, ar_valid, ar_address, ar_beats, w_valid, w_add
     if port.since == timing.trefi:
         port.since = 0
 
+    if not ar_valid and not w_valid and port.r_valid == 0 and port.busy == 0:
+        if port.reads_stored + port.reads_fetched + port.reads_valid + port.answers_stored + port.answers_fetched + port.answers_valid == 0:
+            return 0
     enter_read = ar_valid and port.reads_stored + port.reads_fetched + port.reads_valid < timing.queue
     answer_room = port.answers_stored + port.answers_fetched + port.answers_valid < timing.queue
     done = 0
 
     due = port.busy == 1
     if not due and port.reads_valid == 1:
-        due = now >= ring[0, port.read_head]
+        due = now >= rings[i, 0, port.read_head]
     write = slot and w_valid and answer_room
     read = slot and not write and due
     take = read and port.busy == 0
     if take:
-        port.left = ring[1, port.read_head] - 1
+        port.left = rings[i, 1, port.read_head] - 1
         port.busy = 1 if port.left > 0 else 0
-        port.read_head = (port.read_head + 1) % timing.queue
+        port.read_head = (port.read_head + 1) & (timing.queue - 1)
     elif read:
         port.left -= 1
         port.busy = 1 if port.left > 0 else 0
@@ -88,30 +91,30 @@ def step(port, timing, ring, now, ar_valid, ar_address, ar_beats, w_valid, w_add
         port.reads_stored += (1 if enter_read else 0) - (1 if fetch else 0)
         if enter_read:
             # A beat read in cycle c stands on R in c + 1: due one cycle before its latency is over.
-            ring[0, port.read_tail] = now + timing.read_latency - 1
-            ring[1, port.read_tail] = ar_beats
-            port.read_tail = (port.read_tail + 1) % timing.queue
+            rings[i, 0, port.read_tail] = now + timing.read_latency - 1
+            rings[i, 1, port.read_tail] = ar_beats
+            port.read_tail = (port.read_tail + 1) & (timing.queue - 1)
 
     # Responses: the same FIFO, of the cycle in which each is due.
     if write or port.answers_stored or port.answers_fetched or port.answers_valid:
-        leave = port.answers_valid == 1 and now >= ring[2, port.answer_head]
+        leave = port.answers_valid == 1 and now >= rings[i, 2, port.answer_head]
         if leave:
             done |= ANSWER
-            port.answer_head = (port.answer_head + 1) % timing.queue
+            port.answer_head = (port.answer_head + 1) & (timing.queue - 1)
         move = port.answers_fetched == 1 and (port.answers_valid == 0 or leave)
         fetch = port.answers_stored > 0 and (port.answers_fetched == 0 or move)
         port.answers_valid = 1 if port.answers_fetched == 1 or (port.answers_valid == 1 and not leave) else 0
         port.answers_fetched = 1 if fetch or (port.answers_fetched == 1 and not move) else 0
         port.answers_stored += (1 if write else 0) - (1 if fetch else 0)
         if write:
-            ring[2, port.answer_tail] = now + timing.read_latency
-            port.answer_tail = (port.answer_tail + 1) % timing.queue
+            rings[i, 2, port.answer_tail] = now + timing.read_latency
+            port.answer_tail = (port.answer_tail + 1) & (timing.queue - 1)
     return done
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def skip(ports, timing, rings, cycles):
     """`cycles` in which nothing is asked of the memory, from reset on."""
     for now in range(cycles):
         for i in range(ports.size):
-            step(ports[i], timing[0], rings[i], now, False, 0, 0, False, 0)
+            step(ports[i], timing[0], rings, i, now, False, 0, 0, False, 0)

@@ -14,7 +14,7 @@ IDLE, CHECK, HAND, REQUEST, SCALE_READ, GIVE = range(6)
 STALL_NONE = -1
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def fifo_step(fifo, enter, ready):
     """A StreamFifo: an item written in cycle t stands at the output in t + 3."""
     if not enter and fifo.stored == 0 and fifo.fetched == 0 and fifo.valid == 0:
@@ -26,21 +26,21 @@ def fifo_step(fifo, enter, ready):
     fifo.stored += (1 if enter else 0) - (1 if fetch else 0)
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def fifo_level(fifo):
     return fifo.stored + fifo.fetched + fifo.valid
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def burst_finishes(ld, k, waiting):
     """(issue, ends_run, beats) of the BurstGenerator; `waiting`: a port has not taken the last burst."""
-    room = k.burst_beats - ld.address % k.burst_beats
+    room = k.burst_beats - (ld.address & (k.burst_beats - 1))
     ends_run = ld.left <= room
     beats = ld.left if ends_run else room
     return ld.live == 1 and not waiting and ld.free >= beats, ends_run, beats
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def ld_step(ld, k, loads, port_fifos, ar_valid, taken, arrived, accept, orders, op, operands, waiting, weights_ready, sys_ready, vb_ready, ab_ready):
     """One cycle of LdUnit. accept: place in `orders` of the command taken in this cycle, or -1. taken, arrived: AR taken and R beat, by port.
 
@@ -118,7 +118,7 @@ def ld_step(ld, k, loads, port_fifos, ar_valid, taken, arrived, accept, orders, 
     return to_raw, to_sys, stall
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def mv_front(mv, k, accept, read_ready):
     """The FSM that checks a command and hands its parts out. Gives which descriptor queues it writes: 1 decode, issue, write; 2 scale."""
     given = 0
@@ -145,7 +145,7 @@ def mv_front(mv, k, accept, read_ready):
     return given
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def mv_step(mv, k, rows, orders, flags, pc, operands, accept, word_valid, read_ready, write_ready):
     """One cycle of MvUnit. Gives (word taken, stall or STALL_NONE)."""
     # Decode unit: what the next word is, and whether it may go.
@@ -174,7 +174,7 @@ def mv_step(mv, k, rows, orders, flags, pc, operands, accept, word_valid, read_r
     result = (mv.i_lasts >> k.sum_stage) & 1
 
     # Scale unit.
-    row_start = mv.s_group % k.row_beats == 0
+    row_start = mv.s_group & (k.row_beats - 1) == 0
     go = mv.s_run == 1 and mv.r_ready != 0 and (mv.f_ready != 0 or mv.s_scales == 0) and (not row_start or mv.s_places != 0)
     s_stripe_end = go and mv.s_group == k.result_groups - 1
     s_finish = s_stripe_end and mv.s_stripes_left == 1
@@ -269,7 +269,7 @@ def mv_step(mv, k, rows, orders, flags, pc, operands, accept, word_valid, read_r
     mv.f_used += (1 if scale_take else 0) - (1 if s_word_pop else 0)
     mv.f_ready += scale_written - (1 if s_word_pop else 0)
     if go:
-        mv.s_group = (mv.s_group + 1) % k.result_groups
+        mv.s_group = (mv.s_group + 1) & (k.result_groups - 1)
     if s_stripe_end:
         mv.s_stripes_left -= 1
         mv.s_phase = 0 if mv.s_phase == k.scale_stripes - 1 else mv.s_phase + 1
@@ -310,7 +310,7 @@ def mv_step(mv, k, rows, orders, flags, pc, operands, accept, word_valid, read_r
     return take, issue, stall
 
 
-@njit(cache=True)
+@njit(cache=True, error_model="numpy")
 def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, aw_valid, aw_address, wrote, answers):
     """One cycle of StUnit. accept: the command taken in this cycle, or -1. Gives its stall or STALL_NONE."""
     from_vb = st.op == Op.STV or st.op == Op.STS
@@ -326,7 +326,7 @@ def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, aw_vali
     # Ports: AW and W of one beat wait in registers of their port, taken together.
     pop = False
     send = fifo.valid == 1 and st.unanswered != k.st_writes
-    target = ring[st.ring_read] % k.ports
+    target = ring[st.ring_read] & (k.ports - 1)
     for i in range(k.ports):
         free = aw_valid[i] == 0 or wrote[i] == 1
         if send and i == target and free:
@@ -336,7 +336,7 @@ def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, aw_vali
         elif wrote[i] == 1:
             aw_valid[i] = 0
     if pop:
-        st.ring_read = (st.ring_read + 1) % ring.size
+        st.ring_read = (st.ring_read + 1) & (ring.size - 1)
     fifo_step(fifo, (st.pipe >> k.vb_stages) & 1 == 1, pop)
     st.unanswered += (1 if pop else 0) - answers
     st.room += (1 if pop else 0) - (1 if request else 0)
@@ -345,7 +345,7 @@ def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, aw_vali
     if request:
         beat = st.place if st.op == Op.STV else st.place >> 3 if st.op == Op.STS else st.place >> 1
         ring[st.ring_write] = beat
-        st.ring_write = (st.ring_write + 1) % ring.size
+        st.ring_write = (st.ring_write + 1) & (ring.size - 1)
         at = st.command
         if st.index == st.length - 1:
             st.index = 0
@@ -355,7 +355,7 @@ def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, aw_vali
             if st.heads == 0:
                 st.issuing = 0
         else:
-            if st.op == Op.STT and st.index % k.pairs_per_stripe == k.pairs_per_stripe - 1:
+            if st.op == Op.STT and st.index & (k.pairs_per_stripe - 1) == k.pairs_per_stripe - 1:
                 st.stripe = (st.stripe + operands[at, 6]) & 0xFFFFFFFF
                 st.place = st.stripe
             elif st.op == Op.STV:
