@@ -2,14 +2,17 @@
 
 import json
 import math
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
 
 import headrace
 from headrace.models.configfile import config_sha256, plain_data
+from headrace.models.errors import UserError
 
 
 def emit_json(document: Mapping[str, Any], config: Any, seed: int = 0) -> None:
@@ -41,6 +44,19 @@ def refuse_non_finite(value: Any, where: str = "") -> None:
             refuse_non_finite(item, f"{where}[{index}]")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"result {where or 'document'} is {value}")
+
+
+def check_writable(file: Path, option: str) -> None:
+    """UserError where no file can be made at `file`: said before long work, not after it. Leaves nothing behind."""
+    if not file.name:
+        raise UserError(f"{option} {str(file)!r}: is not the name of a file")
+    if not file.parent.is_dir():
+        raise UserError(f"{option} {file}: folder {file.parent} does not exist")
+    try:
+        with tempfile.TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"{option} {file}: folder {file.parent} cannot be written: {error.strerror}") from None
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:

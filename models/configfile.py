@@ -24,6 +24,8 @@ MAX_DEPTH = 24
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 # YAML 1.1 reads 300e6 as a string: it wants a dot and a sign. Overrides accept what people type.
 _EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+# What the YAML reader lets through for a value that its tag does not fit: a date of month 13, `!!bool x`, `!!int ""`, `!!timestamp x`.
+_CONSTRUCTOR_ERRORS = (ValueError, KeyError, IndexError, AttributeError, TypeError)
 
 
 class StrictModel(BaseModel):
@@ -92,8 +94,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark else ""
         raise UserError(f"{source}: is not valid YAML{where}: {getattr(error, 'problem', None) or error}") from None
-    except ValueError as error:  # a timestamp or number that the YAML reader itself rejects
-        raise UserError(f"{source}: holds a value that cannot be read: {error}") from None
+    except _CONSTRUCTOR_ERRORS as error:
+        reason = str(error) if isinstance(error, ValueError) else "it does not fit its YAML tag"
+        raise UserError(f"{source}: holds a value that cannot be read: {reason}") from None
     if not isinstance(document, dict):
         raise UserError(f"{source}: holds {type(document).__name__}, but a mapping of fields is needed")
     return document
@@ -145,7 +148,7 @@ def parse_override(override: str) -> tuple[str, Any]:
     try:
         _check_events(text, f"--set {path}")
         return path, yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):
+    except (yaml.YAMLError, *_CONSTRUCTOR_ERRORS):
         raise UserError(f"--set {path}: the value {text!r} is not valid YAML") from None
 
 

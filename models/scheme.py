@@ -10,6 +10,7 @@ from pydantic import Field, field_validator
 
 from headrace.models.configfile import StrictModel
 from headrace.models.configfile import load_model as load_config
+from headrace.models.errors import UserError
 from headrace.models.graph import LINEAR_NAMES, LlamaConfig
 
 GROUP_SHIFT = {2: 1, 3: 2, 4: 3, 5: 4, 6: 4}
@@ -68,7 +69,12 @@ def matrix_bytes(rows: int, columns: int, bits: int, group: int = 32) -> int:
 
 
 def weight_bytes(config: LlamaConfig, scheme: Scheme) -> int:
-    """Required bytes of all weights under a dense scheme: block linears, embedding, LM head (once when tied), norms in float32."""
+    """Required bytes of all weights: block linears, embedding, LM head (once when tied), norms in float32.
+
+    Raises UserError for a sparse scheme, whose bytes are not known here: never those of the dense one.
+    """
+    if scheme.sparsity is not None and scheme.sparsity.n != scheme.sparsity.m:
+        raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n}; bytes of sparse weights are not known, allowed is 16 (dense)")
     layer = sum(matrix_bytes(*config.linear_shape(name), scheme.bits_of(name), scheme.group) for name in LINEAR_NAMES)
     head = 0 if config.tie_embeddings else matrix_bytes(config.vocab, config.width, scheme.lm_head_bits)
     norms = (2 * config.layers + 1) * config.width * 4

@@ -35,7 +35,11 @@ class Tokenizer:
         self.add_bos = bool(backend.encode("").ids)
 
     def encode(self, text: str) -> list[int]:
-        """Token numbers of raw text; no chat template."""
+        """Token numbers of raw text; no chat template. UserError for text that came from bytes that are not UTF-8."""
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(f"text is not valid Unicode at character {error.start}: {text[error.start]!r}; allowed is UTF-8") from None
         return self._backend.encode(text).ids
 
     def decode(self, tokens: Sequence[int], *, skip_special: bool = True) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from headrace.models.quantise import QuantisedModel, quantise_model
 from headrace.models.registry import load_model
 from headrace.models.scheme import Scheme, load_scheme
 from headrace.sim.closed_loop import Proof, prove, report, run_rtl
-from headrace.sim.cosim import Cosim
+from headrace.sim.cosim import Cosim, CosimError
 from headrace.sim.cosim_run import Waves
-from headrace.sim.generate import encode_prompt
+from headrace.sim.estimate import check_scheme
+from headrace.sim.generate import check_count, encode_prompt
 from headrace.sim.session import require_tokenizer
 
 
@@ -37,6 +39,7 @@ class LoopSession:
             raise UserError(f"--set {groups['board'][0]}: a co-simulation reads nothing of the board; allowed are machine fields and scheme.FIELD")
         description = load_machine(machine, groups["machine"])
         chosen = load_scheme(scheme or description.scheme, groups["scheme"])
+        check_scheme(chosen)
         loaded = load_model(model)
         return cls(model=loaded, compressed=quantise_model(loaded, chosen), scheme=chosen, machine=description)
 
@@ -59,15 +62,17 @@ class LoopSession:
             return ids
         if length < 1:
             raise UserError(f"--prefill {length}: allowed is 1 or more")
+        check_count(self.config, length, tokens)
         return (ids * -(-length // len(ids)))[:length]
 
     def run(
         self, prompt: str, ids: list[int], tokens: int, *, seed: int = 0, waves: Path | None = None, image_folder: Path | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> dict:
-        """The closed loop's document, with the first divergence named where RTL and golden differ."""
+        """The closed loop's document, with the first divergence named where RTL and golden differ. UserError where the machine stops."""
         record = Waves(file=waves) if waves else None
-        proof = prove(self.compressed, self.machine, ids, tokens, seed=seed, waves=record, image_folder=image_folder, note=note)
+        with self._stops_named():
+            proof = prove(self.compressed, self.machine, ids, tokens, seed=seed, waves=record, image_folder=image_folder, note=note)
         text = require_tokenizer(self.model).decode([int(t) for t in proof.rtl.tokens])
         document = report(proof, self.compressed, self.machine, prompt, ids, text)
         if not document["logits_equal"] or not document["rtl_tokens_equal"]:
@@ -76,8 +81,17 @@ class LoopSession:
 
     def generate(self, ids: list[int], tokens: int, *, seed: int = 0, note: Callable[[str], None] = lambda text: None) -> tuple[str, Cosim]:
         """Text and run of the RTL alone."""
-        run = run_rtl(self.compressed, self.machine, ids, tokens, seed=seed, note=note)
+        with self._stops_named():
+            run = run_rtl(self.compressed, self.machine, ids, tokens, seed=seed, note=note)
         return require_tokenizer(self.model).decode([int(t) for t in run.tokens]), run
+
+    @contextmanager
+    def _stops_named(self) -> Iterator[None]:
+        """A machine that latches an error (a watchdog set too short, a NaN of the model) ends the command with its own words."""
+        try:
+            yield
+        except CosimError as error:
+            raise UserError(f"machine {self.machine.name}, model {self.config.name}: {error}") from error
 
     def _divergence(self, proof: Proof, ids: list[int], tokens: int, seed: int, note) -> str:
         """Interpreter against the RTL's trace: where the machine first left its program's meaning."""

@@ -123,6 +123,9 @@ def check_target(target: Path, force: bool) -> None:
         raise UserError(f"-o {target}: the folder is not empty; allowed is a new or an empty folder, or --force to replace it")
     if target.is_dir() and any(target.iterdir()) and not (target / "machine.json").is_file():
         raise UserError(f"-o {target}: --force replaces only a folder that this command wrote, and this one holds no machine.json")
+    above = next(folder for folder in target.absolute().parents if folder.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        raise UserError(f"-o {target}: nothing can be written into {above}")
 
 
 def write_folder(target: Path, files: Mapping[str, bytes], *, force: bool = False) -> None:

@@ -6,7 +6,7 @@ import click
 
 from headrace.models.errors import UserError
 from headrace.options import common_options
-from headrace.output import emit_json, progress
+from headrace.output import check_writable, emit_json, progress
 
 DEFAULT_PROMPT = "The capital of France is"
 
@@ -31,6 +31,8 @@ def command(model, machine, machine_option, prompt, prefill, tokens, batch, sche
         raise UserError(f"the machine is given twice: '{machine}' and --machine '{machine_option}'")
     if batch != 1:
         raise UserError(f"--batch {batch}: instruction set version 1 runs one sequence; allowed is 1")
+    if waves is not None:
+        check_waves(waves)
     session = LoopSession.open(model, machine or machine_option or "nano", scheme, overrides)
     tokens_in = session.encode(prompt, tokens, prefill)
     if image is not None:
@@ -46,6 +48,14 @@ def command(model, machine, machine_option, prompt, prefill, tokens, batch, sche
         print_cosim(document)
     if not equal:
         click.get_current_context().exit(1)
+
+
+def check_waves(file: Path) -> None:
+    """UserError where signals cannot be recorded into `file`: the build that records takes minutes, so this comes first."""
+    from headrace.sim.cosim_run import Waves
+
+    Waves(file=file)  # its suffix
+    check_writable(file, "--waves")
 
 
 def print_cosim(document: dict) -> None:

@@ -6,7 +6,7 @@ import click
 
 from headrace.models.errors import UserError
 from headrace.options import common_options
-from headrace.output import emit_json, progress, stamped
+from headrace.output import check_writable, emit_json, progress, stamped
 
 PROMPT = "Once upon a time"
 LEAST_TOKENS = 2
@@ -33,8 +33,7 @@ def command(machine, scheme, prompt, tokens, report, overrides, as_json, seed) -
 
     if tokens < LEAST_TOKENS:
         raise UserError(f"--tokens {tokens}: allowed is {LEAST_TOKENS} or more, so that there is a decode step")
-    if not report.parent.is_dir():
-        raise UserError(f"--report {report}: folder {report.parent} does not exist")
+    check_writable(report, "--report")
     session = LoopSession.open("embedded", machine, scheme, overrides)
     with progress(f"demo: the embedded model on {session.machine.name}, {tokens} tokens") as advance:
         document, ops = demo_document(session, prompt, tokens, seed=seed, note=lambda text: advance(0, description=text))

@@ -7,7 +7,7 @@ import click
 
 from headrace.models.errors import UserError
 from headrace.options import common_options
-from headrace.output import emit_json, print_table
+from headrace.output import check_writable, emit_json, print_table
 
 DEFAULT_TOKENS = 128
 
@@ -33,6 +33,7 @@ def command(
     from headrace.hw.board import load_board
     from headrace.hw.machine import load_machine
     from headrace.models.configfile import list_configs, split_overrides
+    from headrace.mapping.sweep import write_atomically
     from headrace.models.registry import model_config
     from headrace.models.scheme import load_scheme
     from headrace.sim.energy import load_energy
@@ -45,6 +46,8 @@ def command(
     if context is not None and (prefill_tokens is not None or decode_steps is not None):
         raise UserError("--context is one decode step; it does not go with --prefill or --decode")
 
+    if trace_file is not None:
+        check_writable(trace_file, "--trace")
     config = model_config(model)
     groups = split_overrides(overrides)
     description = load_machine(machine, groups["machine"])
@@ -57,7 +60,7 @@ def command(
     document = estimate(config, scheme, description, board, table, workload, by_op=by_op, scope=energy_scope)
     if trace_file is not None:
         trace = step_trace(config, check_scheme(scheme), description, context or workload.longest)
-        trace_file.write_text(json.dumps(trace) + "\n")
+        write_atomically(trace_file, json.dumps(trace) + "\n")
     used = {"sizes": config.to_dict(), "machine": description, "board": board, "scheme": scheme, "energy": table, "workload": vars(workload)}
     if as_json:
         emit_json(document, used, seed)

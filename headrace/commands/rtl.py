@@ -40,6 +40,7 @@ def command(
 
     check_target(output, force)
     if no_testbench:
+        _refuse_testbench_options()
         groups = split_overrides(overrides)
         for group in ("board", "scheme"):
             if groups[group]:
@@ -65,3 +66,11 @@ def command(
         emit_json(document, config)
     else:
         click.echo(f"{output}: {len(files)} files, {sum(map(len, files.values())) / 1e6:.1f} MB" + ("" if no_testbench else "; run.sh runs it"))
+
+
+def _refuse_testbench_options() -> None:
+    """UserError for an option that `--no-testbench` would leave unused."""
+    context = click.get_current_context()
+    for name in ("model", "prompt", "tokens", "scheme"):
+        if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
+            raise UserError(f"--{name} {context.params[name]!s}: no model takes part with --no-testbench; leave one of the two out")

@@ -100,6 +100,15 @@ def test_override_values(text, value):
     assert type(parsed) is type(value)
 
 
+@pytest.mark.parametrize("value", ["!!bool x", '!!int ""', "!!timestamp x", "!!float x", "2024-13-45"])
+def test_a_value_that_does_not_fit_its_tag(tmp_path, value):
+    """PyYAML ends in KeyError, IndexError or AttributeError on some of these."""
+    with pytest.raises(UserError, match="cannot be read"):
+        read_yaml(write(tmp_path, f"a: {value}"))
+    with pytest.raises(UserError, match="--set a: the value"):
+        parse_override(f"a={value}")
+
+
 @pytest.mark.parametrize("text", ["x", "=3", "x..y=3", ".x=3", "x={", "x=&a 1"])
 def test_malformed_override(text):
     with pytest.raises(UserError, match="--set"):

@@ -141,3 +141,11 @@ def test_the_commands_print_one_json_document(capsys, tmp_path):
     print(scores)
     assert 1 < scores["float"] < 20
     assert all(0.8 < scores[scheme] / scores["float"] < 1.25 for scheme in ("w8a8kv8", "w4a8kv8"))
+
+
+@pytest.mark.parametrize("backend", ["golden", "rtl"])
+def test_a_prompt_that_was_not_utf8_is_a_mistake(capsys, backend):
+    """The shell's bytes 0xff arrive as a lone surrogate."""
+    assert cli.main(["generate", "embedded", "--prompt", "the \udcff", "--tokens", "2", "--backend", backend]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and "character 4" in captured.err

@@ -141,6 +141,12 @@ def test_show(capsys):
     assert "6,738,415,616" in capsys.readouterr().out
 
 
+def test_bytes_of_a_sparse_scheme_are_not_those_of_the_dense_one(capsys):
+    assert main(["models", "show", "llama2-7b", "--set", "scheme.sparsity={n: 4}"]) == 2
+    assert "sparsity.n = 4" in capsys.readouterr().err
+    assert main(["models", "show", "llama2-7b", "--set", "scheme.sparsity={n: 16}"]) == 0
+
+
 def test_list(capsys, setting):
     assert main(["models", "list", "--json"]) == 0
     rows = {row["name"]: row["weights"] for row in json.loads(capsys.readouterr().out)["models"]}
