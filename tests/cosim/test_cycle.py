@@ -1,0 +1,86 @@
+"""The cycle simulator against the RTL: every retirement and every counter, on random programs and on a compiled model."""
+
+import numpy as np
+import pytest
+from models_for_tests import random_model
+from random_programs import RandomProgram
+
+from headrace.hw.isa import INSTRUCTION_BYTES, Instruction, Queue
+from headrace.hw.machine import load_machine
+from headrace.mapping.compiler import compile_model
+from headrace.sim.cosim import run_image
+from headrace.sim.cycle import simulate
+
+pytestmark = pytest.mark.cosim
+
+NANO = load_machine("nano")
+SLOW = load_machine(
+    "nano", ["memory.p=3", "memory.q=4", "memory.read_latency_cycles=71", "memory.trefi_ns=1950", "memory.trfc_ns=260"]
+)  # fmt: skip
+"""Another memory: three beats in four cycles, more latency, refreshes twice as often."""
+
+SHORT, LONG = 5, 150
+
+
+def check(rtl, ours, what):
+    """Cycle for cycle, counter for counter."""
+    for queue in Queue:
+        theirs = rtl.trace[rtl.trace["queue"] == queue]
+        pc, cycle = ours.retirements(queue)
+        assert np.array_equal(theirs["pc"], pc), f"{what}: {queue.name} retires other instructions"
+        wrong = np.flatnonzero(theirs["cycle"].astype(np.int64) != cycle)
+        assert not wrong.size, (
+            f"{what}: {queue.name} retirement {wrong[0]} (instruction {pc[wrong[0]]}) in cycle {cycle[wrong[0]]}, "
+            f"RTL {theirs['cycle'][wrong[0]]}"
+        )
+    assert ours.cycles == rtl.cycles
+    assert ours.counters == rtl.counters
+    assert ours.marks == rtl.marks
+
+
+def run_random(machine, seed, folder):
+    program = RandomProgram(machine, seed)
+    path = folder / "random.bin"
+    manifest = program.image().write(path)
+    rtl = run_image(path, manifest, machine, arguments=(), outputs=1, limit_cycles=10**7, seed=seed)
+    ours = simulate(program.instructions, machine, program_word=program.program_section.base)
+    print(f"seed {seed}: {len(program.instructions)} instructions, {rtl.cycles} cycles")
+    assert len(program.instructions) >= 2000
+    check(rtl, ours, f"seed {seed}")
+
+
+@pytest.mark.parametrize("seed", range(SHORT))
+def test_random_programs(seed, tmp_path):
+    run_random(NANO, seed, tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(SHORT, LONG))
+def test_many_random_programs(seed, tmp_path):
+    run_random(NANO, seed, tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(1000, 1000 + LONG))
+def test_random_programs_on_another_memory(seed, tmp_path):
+    run_random(SLOW, seed, tmp_path)
+
+
+def test_compiled_model(tmp_path):
+    prompt, outputs = [1, 2, 3], 3
+    image = compile_model(random_model(3, bits=4, tie_embeddings=False), NANO, prompt, outputs=outputs)
+    path = tmp_path / "image.bin"
+    manifest = image.write(path)
+    rtl = run_image(path, manifest, NANO, arguments=(len(prompt), outputs), outputs=outputs, limit_cycles=10**7)
+    program = manifest["sections"]["program"]
+    raw = path.read_bytes()[program["base"] * NANO.word_bytes :]
+    instructions = [
+        Instruction.decode(raw[i : i + INSTRUCTION_BYTES]) for i in range(0, manifest["instructions"] * INSTRUCTION_BYTES, INSTRUCTION_BYTES)
+    ]
+    arguments = (len(prompt), outputs)
+    values = prompt + rtl.tokens.tolist()  # what the program reads with RDV: the prompt's tokens, then those it found
+    check(rtl, simulate(instructions, NANO, arguments, values=values, program_word=program["base"]), "model")
+    # A planted fault: one cycle more of memory latency is seen.
+    later = NANO.model_copy(update={"memory": NANO.memory.model_copy(update={"read_latency_cycles": NANO.memory.read_latency_cycles + 1})})
+    with pytest.raises(AssertionError, match="retirement"):
+        check(rtl, simulate(instructions, later, arguments, values=values, program_word=program["base"]), "later")
