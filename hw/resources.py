@@ -107,15 +107,12 @@ def _stated_control(ports: int, counters: int) -> Point:
                  ff=700 + 4 * 320 + counters * 128 + 384 + 256 * ports + 100 + 288 + 40, how=STATED)  # fmt: skip
 
 
-_SUMMED_SFU = Point(size=1, lut=8 * (848 + 38) + 1355 + 15 * 32, ff=8 * 683 + 859, how=SUMMED)
-"""Eight lanes of 886 LUT and 683 FF and the sequencer's 1,355 and 859, synthesised; the reduction's 15 comparators of 32 bits."""
-
 LANE_RAM_COPIES, LANE_RAM_WORDS = 3, 256
 """Copies of a lane's vector registers (one a read port), 32 bits each."""
 
 BLOCKS: dict[str, Block] = {
     "raw_fifo": Block(
-        points=(Point(size=2, lut=34, ff=544),), size=_ports,
+        points=(Point(size=2, lut=36, ff=544),), size=_ports,
         bram=lambda m: block_rams(m.word_bits, m.buffers.raw_fifo_words),
     ),
     "vector_buffer": Block(points=(Point(size=1, lut=302, ff=263),), uram=lambda m: ultra_rams(256, m.buffers.vector_rows)),
@@ -126,7 +123,7 @@ BLOCKS: dict[str, Block] = {
         points=(_summed_mv(8, 1), _summed_mv(32, 4)), size=_rows, dsp=lambda m: m.dsps + _scale_lanes(m) * 2 * MULTIPLIER_DSPS,
     ),
     "sfu": Block(
-        points=(_SUMMED_SFU,), dsp=lambda m: LANES * MULTIPLIER_DSPS,
+        points=(Point(size=1, lut=10944, ff=7727),), dsp=lambda m: LANES * MULTIPLIER_DSPS,
         bram=lambda m: LANES * LANE_RAM_COPIES * block_rams(32, LANE_RAM_WORDS),
     ),
     "control": Block(
