@@ -1,6 +1,6 @@
 """L0: the cycles of the compiled schedule in closed form, from sizes, code widths and machine alone.
 
-The schedule is that of `compiler.generate`: one pass per position, in which LD, MV, VEC and ST overlap as their tokens let them. Here each
+The schedule is that of `program.generate`: one pass per position, in which LD, MV, VEC and ST overlap as their tokens let them. Here each
 operator is one event in that order: it starts when what it reads is there and its unit is free. Vector programs take `sfu_cycles`; the
 weight stream is the fluid of `analytic_flow`; latencies are those of `analytic_timing`. Two layers are evaluated, the first (nothing
 prefetched) and the second, which the others repeat. Everything broadcasts over arrays: machines along one axis, contexts along another.

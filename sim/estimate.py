@@ -11,7 +11,7 @@ from headrace.hw.resources import machine_resources
 from headrace.mapping.analytic import Phase, Step, decode, prefill, step
 from headrace.mapping.analytic_events import step_events
 from headrace.mapping.analytic_timing import MachineColumns
-from headrace.mapping.compiler import Plan, make_plan
+from headrace.mapping.plan import Plan, make_plan
 from headrace.mapping.placement import LANES, linear_words, round_up
 from headrace.mapping.required import macs_by_op, required_bytes, required_bytes_by_op, required_prefill_bytes, useful_macs
 from headrace.models.errors import UserError

@@ -14,7 +14,8 @@ from headrace.mapping.analytic import (
 )
 from headrace.mapping.analytic_events import step_events
 from headrace.mapping.analytic_timing import RAW_FIFO_CYCLES, SYS_CYCLES, SYS_DEFAULT_CYCLES
-from headrace.mapping.compiler import _unplaced, generate, make_plan
+from headrace.mapping.plan import make_plan, unplaced
+from headrace.mapping.program import generate
 from headrace.mapping.placement import cache_geometry, linear_words
 from headrace.mapping.required import useful_macs
 from headrace.models.graph import LINEAR_NAMES, build_graph
@@ -122,7 +123,7 @@ def test_words_are_the_compilers(name, preset):
 def test_sys_instructions_are_the_programs(name):
     config, m = model_config(name), load_machine("nano")
     plan = make_plan(config, m, W4, 128, 16)
-    program = generate(plan, _unplaced(plan))
+    program = generate(plan, unplaced(plan))
     bars = [i for i, item in enumerate(program) if item.op == Op.BAR]
     loop = next(i for i, item in enumerate(program) if item.comment == "seed")
     position = program[max(b for b in bars if b < loop) :: -1]
@@ -142,7 +143,7 @@ def test_events_count_the_programs_instructions_and_words():
     """Instructions of the layer loop, and the words of its constant loads, from the program itself."""
     config, m = model_config("smollm2-135m"), load_machine("nano")
     plan = make_plan(config, m, W4, 128, 16)
-    program = generate(plan, _unplaced(plan))
+    program = generate(plan, unplaced(plan))
     first = next(i for i, item in enumerate(program) if item.comment == "norm weights")
     last = next(i for i, item in enumerate(program) if item.comment == "loop layer")
     one, two = (

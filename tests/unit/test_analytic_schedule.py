@@ -7,7 +7,8 @@ import pytest
 from headrace.hw.isa import Op, Operand
 from headrace.hw.machine import load_machine
 from headrace.mapping.analytic import step_cycles
-from headrace.mapping.compiler import _unplaced, generate, make_plan
+from headrace.mapping.plan import make_plan, unplaced
+from headrace.mapping.program import generate
 from headrace.models.graph import LINEAR_NAMES
 from headrace.models.registry import model_config
 from unit import schedule_oracle
@@ -20,7 +21,7 @@ def oracle_step(config, machine, bits: dict[str, int], context: int) -> int:
     """One decode step at `context`: the program's first position is moved there, so that no long prefill runs."""
     plan = make_plan(config, machine, bits, 256, 3)
     norm_words = -(-config.width * 4 // machine.word_bytes)
-    program = generate(plan, dataclasses.replace(_unplaced(plan), norm_words=norm_words))
+    program = generate(plan, dataclasses.replace(unplaced(plan), norm_words=norm_words))
     at = next(i for i, item in enumerate(program) if item.op == Op.SET and item.comment.startswith("position"))
     program[at] = dataclasses.replace(program[at], operands=(Operand(context - 2), *program[at].operands[1:]))
     (cycles,) = schedule_oracle.step_cycles(program, prompt=context - 1, outputs=2, machine=machine)

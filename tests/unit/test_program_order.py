@@ -13,7 +13,9 @@ from models_for_tests import random_model
 
 from headrace.hw.isa import SCALES_FLAG_BIT, TOKEN_LIMIT, Op, Queue
 from headrace.hw.machine import load_machine
-from headrace.mapping.compiler import compile_model, items, lay_out, make_plan
+from headrace.mapping.compiler import compile_model, lay_out
+from headrace.mapping.plan import make_plan
+from headrace.mapping.program import items
 from headrace.mapping.stream import stream_words
 from headrace.models.graph import LINEAR_NAMES
 from headrace.sim.iss import Interpreter
