@@ -11,7 +11,7 @@ from numba import njit
 
 from headrace.hw.isa import TOKEN_LIMIT, Op, Queue
 from headrace.sim import cycle_memory, cycle_sfu, cycle_units
-from headrace.sim.cycle_memory import ANSWER, READ, WRITE, ar_ready, step
+from headrace.sim.cycle_memory import ANSWER, WRITE, ar_ready, step
 from headrace.sim.cycle_sfu import AB_READ, AB_WRITE, DEPENDENCY, DRAIN, VB_READ, VB_WRITE
 from headrace.sim.cycle_units import (
     IDLE, REQUEST, STALL_NONE, burst_finishes, fifo_level, fifo_step, ld_step, mv_step, st_step,

@@ -81,6 +81,6 @@ def test_compiled_model(tmp_path):
     values = prompt + rtl.tokens.tolist()  # what the program reads with RDV: the prompt's tokens, then those it found
     check(rtl, simulate(instructions, NANO, arguments, values=values, program_word=program["base"]), "model")
     # A planted fault: one cycle more of memory latency is seen.
-    later = NANO.model_copy(update={"memory": NANO.memory.model_copy(update={"read_latency_cycles": NANO.memory.read_latency_cycles + 1})})
+    later = load_machine("nano", [f"memory.read_latency_cycles={NANO.memory.read_latency_cycles + 1}"])
     with pytest.raises(AssertionError, match="retirement"):
         check(rtl, simulate(instructions, later, arguments, values=values, program_word=program["base"]), "later")

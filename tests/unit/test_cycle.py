@@ -17,7 +17,7 @@ HALT = Instruction(Op.HALT)
 
 
 def machine(**memory):
-    return NANO.model_copy(update={"memory": NANO.memory.model_copy(update=memory)})
+    return load_machine("nano", [f"memory.{name}={value}" for name, value in memory.items()])
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -83,7 +83,7 @@ def test_refresh_costs_what_it_takes():
 
 
 def test_a_program_that_waits_for_ever():
-    impatient = NANO.model_copy(update={"control": NANO.control.model_copy(update={"watchdog_cycles": 1024})})
+    impatient = load_machine("nano", ["control.watchdog_cycles=1024"])
     with pytest.raises(CycleError, match="watchdog"):
         simulate([Instruction(Op.MV_NOP, wait=frozenset({Queue.LD})), HALT], impatient)
 
