@@ -5,6 +5,7 @@ imported only when that command (or the list of commands) is asked for, and itse
 and the like inside its function, so that ``headrace --help`` stays quick.
 """
 
+import errno
 import importlib
 import pkgutil
 import sys
@@ -18,6 +19,7 @@ from headrace.models.errors import UserError
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class LazyGroup(click.Group):
@@ -68,6 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USER_ERROR
     except OSError as error:  # a file that the user named
         if error.filename is None:
+            if error.errno in DISK_FULL:
+                return _fail(f"output cannot be written: {error.strerror}")
             raise
         return _fail(f"{error.filename}: {error.strerror}")
     except (click.Abort, KeyboardInterrupt):

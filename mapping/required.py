@@ -7,11 +7,12 @@ logits. They do not depend on the machine. Names of operators are those of `anal
 import numpy as np
 
 from headrace.models.graph import LINEAR_NAMES, LlamaConfig
-from headrace.models.scheme import ROW_SCALE_BYTES, Scheme, matrix_bytes
+from headrace.models.scheme import ROW_SCALE_BYTES, Scheme, matrix_bytes, refuse_sparse
 
 
 def weight_bytes_by_op(config: LlamaConfig, scheme: Scheme, *, lm_head: bool = True) -> dict[str, int]:
     """Bytes of weights of one pass, all layers: each linear, the LM head, one embedding row."""
+    refuse_sparse(scheme)
     sizes = {
         name: config.layers * matrix_bytes(*config.linear_shape(name), scheme.bits_of(name), scheme.group) for name in LINEAR_NAMES
     }

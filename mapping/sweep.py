@@ -66,6 +66,7 @@ class Sweep(StrictModel):
             if not values:
                 raise ValueError(f"grid.{path} has no values; at least one is needed.")
             _refuse_repeats(values)
+        _refuse_repeats([path.removeprefix("machine.") for path in value])
         return value
 
     @property
@@ -151,7 +152,7 @@ def run_sweep(
     missing = []
     for first in range(0, total, CHUNK_POINTS):
         last = min(first + CHUNK_POINTS, total)
-        if _chunk(folder, first).exists():
+        if _finished(sweep, folder, first, last, len(results)):
             advance(last - first)
         else:
             missing.append((first, last))
@@ -178,6 +179,17 @@ def run_sweep(
 
 def _chunk(folder: Path, first: int) -> Path:
     return folder / "chunks" / f"{first // CHUNK_POINTS:06d}.csv"
+
+
+def _finished(sweep: Sweep, folder: Path, first: int, last: int, results: int) -> bool:
+    """Whether the chunk is there and holds the rows of these points; one that something else changed is evaluated again."""
+    try:
+        with _chunk(folder, first).open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+    except (FileNotFoundError, UnicodeDecodeError, csv.Error):
+        return False
+    width = len(sweep.columns) + results + 1
+    return [row[0] for row in rows if len(row) == width] == [str(index) for index in range(first, last)] and len(rows) == last - first
 
 
 def _claim(sweep: Sweep, folder: Path, stamp: dict, resume: bool) -> None:

@@ -187,25 +187,26 @@ def quantise_model(model: Model, scheme: Scheme) -> QuantisedModel:
         for name in LINEAR_NAMES:
             layer[name] = _quantise_linear(model, f"layers.{index}.{name}", scheme.bits_of(name))
         for name in NORM_NAMES:
-            layer[name] = model.weights[f"layers.{index}.{name}"]
+            layer[name] = finite_weight(model, f"layers.{index}.{name}")
         layers.append(layer)
-    embedding = quantise_rows(_finite(model, "embedding"))
-    lm_head = embedding if config.tie_embeddings else quantise_rows(_finite(model, "lm_head"))
+    embedding = quantise_rows(finite_weight(model, "embedding"))
+    lm_head = embedding if config.tie_embeddings else quantise_rows(finite_weight(model, "lm_head"))
     cos, sin = rope_tables(config)
     return QuantisedModel(
         config=config, scheme=scheme, tokenizer=model.tokenizer, embedding=embedding, layers=tuple(layers),
-        final_norm=model.weights["final_norm"], lm_head=lm_head, rope_cos=cos, rope_sin=sin,
+        final_norm=finite_weight(model, "final_norm"), lm_head=lm_head, rope_cos=cos, rope_sin=sin,
     )
 
 
 def _quantise_linear(model: Model, name: str, bits: int) -> QuantisedLinear:
     if bits == 4 and name in model.codes:
         return quantise_codes(model.codes[name])
-    weight = _finite(model, name)
+    weight = finite_weight(model, name)
     return quantise_rows(weight) if bits == 8 else quantise_groups(weight, bits)
 
 
-def _finite(model: Model, name: str) -> np.ndarray:
+def finite_weight(model: Model, name: str) -> np.ndarray:
+    """One weight tensor, float32; UserError that names it where it holds a NaN or an infinity."""
     weight = model.weights[name]
     if not np.isfinite(weight).all():
         raise UserError(f"model {model.config.name}: tensor {name} holds a NaN or an infinity; allowed are finite weights")

@@ -89,7 +89,7 @@ def _stored(path: Path, data: mmap.mmap, name: str, entry: object, base: int, si
     if not isinstance(entry, dict) or not counts(entry.get("shape")) or not counts(entry.get("data_offsets")):
         raise UserError(f"{path}: tensor {name[:60]!r} lacks a shape or data_offsets of whole numbers")
     dtype, shape, offsets = entry.get("dtype"), tuple(entry["shape"]), entry["data_offsets"]
-    if dtype not in ITEM_BYTES:
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise UserError(f"{path}: tensor {name[:60]!r} has dtype {str(dtype)[:20]!r}; allowed are {', '.join(ITEM_BYTES)}")
     if len(offsets) != 2 or not offsets[0] <= offsets[1] <= size - base:
         raise UserError(f"{path}: tensor {name[:60]!r} claims data_offsets {offsets[:3]}; allowed are 0 to {size - base} (truncated?)")

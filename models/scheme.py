@@ -68,13 +68,18 @@ def matrix_bytes(rows: int, columns: int, bits: int, group: int = 32) -> int:
     return -(-(rows * columns * bits + groups * GROUP_META_BITS) // 8) + rows * ROW_SCALE_BYTES
 
 
+def refuse_sparse(scheme: Scheme) -> None:
+    """UserError for a sparse scheme: how its indices are stored is not settled, so its bytes are not known."""
+    if scheme.sparsity is not None and scheme.sparsity.n != scheme.sparsity.m:
+        raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n}; bytes of sparse weights are not known, allowed is 16 (dense)")
+
+
 def weight_bytes(config: LlamaConfig, scheme: Scheme) -> int:
     """Required bytes of all weights: block linears, embedding, LM head (once when tied), norms in float32.
 
     Raises UserError for a sparse scheme, whose bytes are not known here: never those of the dense one.
     """
-    if scheme.sparsity is not None and scheme.sparsity.n != scheme.sparsity.m:
-        raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n}; bytes of sparse weights are not known, allowed is 16 (dense)")
+    refuse_sparse(scheme)
     layer = sum(matrix_bytes(*config.linear_shape(name), scheme.bits_of(name), scheme.group) for name in LINEAR_NAMES)
     head = 0 if config.tie_embeddings else matrix_bytes(config.vocab, config.width, scheme.lm_head_bits)
     norms = (2 * config.layers + 1) * config.width * 4

@@ -96,6 +96,11 @@ def front_csv(found: Mapping[str, list[dict[str, str]]]) -> str:
     return text.getvalue()
 
 
+def _plain(text: str) -> str:
+    """For a label of the plot, where $ would begin a formula."""
+    return text.replace("$", r"\$")
+
+
 def plot_png(rows: Sequence[dict[str, str]], found: Mapping[str, list[dict[str, str]]], cost: str, title: str) -> bytes:
     """All points and the fronts; the kind of the numbers stands in the title."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -110,7 +115,7 @@ def plot_png(rows: Sequence[dict[str, str]], found: Mapping[str, list[dict[str, 
         axes.scatter([_number(r, cost) for r in mine], [_number(r, GAIN) for r in mine], s=14, color=colour, alpha=0.35, linewidths=0)
         x, y = [_number(r, cost) for r in best], [_number(r, GAIN) for r in best]
         axes.step(x, y, where="post", color=colour, linewidth=1.2)
-        axes.scatter(x, y, s=32, color=colour, label=f"{model}: {len(best)} of {len(mine)}", zorder=3)
+        axes.scatter(x, y, s=32, color=colour, label=_plain(f"{model}: {len(best)} of {len(mine)}"), zorder=3)
     axes.set_xlabel(COSTS[cost])
     axes.set_ylabel("tokens per second")
     axes.set_title(title)

@@ -26,6 +26,7 @@ from headrace.sim.cosim_run import Waves
 from headrace.sim.energy import Energy, energy, load_energy
 from headrace.sim.estimate import utilisation
 from headrace.sim.golden import GoldenExecutor
+from headrace.sim.session import nan_named
 
 Note = Callable[[str], None]
 
@@ -51,9 +52,10 @@ class Proof:
 def golden_run(model: QuantisedModel, prompt: list[int], outputs: int) -> tuple[np.ndarray, np.ndarray]:
     """(tokens int64 [outputs], logits float32 [outputs, vocab]) of greedy decoding."""
     executor = GoldenExecutor(model)
-    logits = [executor.prefill(prompt)]
-    while len(logits) < outputs:
-        logits.append(executor.step(int(np.argmax(logits[-1]))))
+    with nan_named(model.config):
+        logits = [executor.prefill(prompt)]
+        while len(logits) < outputs:
+            logits.append(executor.step(int(np.argmax(logits[-1]))))
     stacked = np.stack(logits)
     return stacked.argmax(axis=1), stacked
 

@@ -12,7 +12,7 @@ import numpy as np
 from headrace.models.errors import UserError
 from headrace.models.graph import LINEAR_NAMES, NORM_NAMES, LlamaConfig
 from headrace.models.model import Model
-from headrace.models.quantise import QuantisedModel, rope_tables
+from headrace.models.quantise import QuantisedModel, finite_weight, rope_tables
 
 POSITIONS_PER_PASS = 64
 
@@ -42,8 +42,8 @@ class FloatExecutor:
 
     @classmethod
     def from_model(cls, model: Model) -> FloatExecutor:
-        """From a model file's own weights."""
-        return cls(model.config, model.weights)
+        """From a model file's own weights. Raises UserError for one that is not finite."""
+        return cls(model.config, {name: finite_weight(model, name) for name in model.config.weight_shapes()})
 
     @classmethod
     def from_quantised(cls, qmodel: QuantisedModel) -> FloatExecutor:

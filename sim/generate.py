@@ -10,7 +10,7 @@ from headrace.kernels.contract.functions import argmax
 from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig
 from headrace.models.tokenizer import Tokenizer
-from headrace.sim.session import Executor
+from headrace.sim.session import Executor, nan_named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +57,15 @@ def generate_tokens(
     """`count` greedy tokens after the prompt; the first comes from the prefill. Starts from an empty cache."""
     check_count(executor.config, len(prompt_tokens), count)
     executor.reset()
-    logits = executor.prefill(prompt_tokens)
     tokens: list[int] = []
-    while True:
-        tokens.append(int(argmax(logits)))
-        on_token(tokens[-1])
-        if len(tokens) == count:
-            return tokens
-        logits = executor.step(tokens[-1])
+    with nan_named(executor.config):
+        logits = executor.prefill(prompt_tokens)
+        while True:
+            tokens.append(int(argmax(logits)))
+            on_token(tokens[-1])
+            if len(tokens) == count:
+                return tokens
+            logits = executor.step(tokens[-1])
 
 
 def generate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,10 +11,13 @@ import numpy as np
 
 from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig
-from headrace.sim.session import Executor
+from headrace.sim.session import Executor, nan_named
 
 POSITIONS_PER_PASS = 64
 """Positions whose logits are held at once (float64 while they are scored)."""
+
+MAX_LOG_PERPLEXITY = math.log(sys.float_info.max)
+"""Above it float64 has no exponential."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +49,12 @@ def perplexity(executor: Executor, tokens: Sequence[int], advance: Callable[[int
     total = 0.0
     for start in range(0, len(inputs), POSITIONS_PER_PASS):
         chunk = inputs[start : start + POSITIONS_PER_PASS]
-        logits = executor.prefill(chunk, all_positions=True)
+        with nan_named(executor.config):
+            logits = executor.prefill(chunk, all_positions=True)
         total += negative_log_likelihood(logits, targets[start : start + len(chunk)])
         advance(len(chunk))
+    if not total / len(targets) <= MAX_LOG_PERPLEXITY:  # a NaN fails too
+        raise UserError(f"model {executor.config.name}: mean negative log likelihood = {total / len(targets):g}: no perplexity follows from it")
     return Perplexity(perplexity=math.exp(total / len(targets)), tokens=len(tokens), scored_tokens=len(targets))
 
 

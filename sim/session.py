@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
+from headrace.kernels.contract.f32 import UnorderedError
 from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig
 from headrace.models.model import Model
@@ -78,6 +80,15 @@ def open_session(
     compressed = quantise_model(loaded, chosen)
     executor = GoldenExecutor(compressed) if backend == "golden" else FloatExecutor.from_quantised(compressed)
     return Session(model=loaded, scheme=chosen, backend=backend, executor=executor)
+
+
+@contextmanager
+def nan_named(config: LlamaConfig) -> Iterator[None]:
+    """Turn a NaN that finite weights lead to (they are too large for float32's range) into a UserError that names the model."""
+    try:
+        yield
+    except UnorderedError as error:
+        raise UserError(f"model {config.name}: its activations leave the range of float32: {error}") from error
 
 
 def scheme_overrides(groups: dict[str, list[str]]) -> list[str]:

@@ -162,3 +162,10 @@ def test_imports_stay_light(arguments):
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stderr == "[]\n"
     assert "machines" in result.stdout or "nano" in result.stdout
+
+
+def test_a_full_disk_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "headrace", "machines", "list", "--json"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("headrace: error: output cannot be written") and done.stderr.count("\n") == 1

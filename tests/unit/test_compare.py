@@ -69,3 +69,8 @@ def test_table(capsys):
 def test_mistakes(capsys, arguments, words):
     status, _, err = run(capsys, *arguments)
     assert status == 2 and err.count("\n") == 1 and words in err
+
+
+def test_a_sparse_scheme_is_refused_rather_than_ignored(capsys):
+    status, out, err = run(capsys, "compare", "embedded", "--gpu", "A100", "--set", "scheme.sparsity={n: 2}", "--json")
+    assert (status, out) == (2, "") and "sparsity.n = 2" in err

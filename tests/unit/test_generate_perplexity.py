@@ -149,3 +149,18 @@ def test_a_prompt_that_was_not_utf8_is_a_mistake(capsys, backend):
     assert cli.main(["generate", "embedded", "--prompt", "the \udcff", "--tokens", "2", "--backend", backend]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err.count("\n") == 1 and "character 4" in captured.err
+
+
+@pytest.mark.parametrize("value", [np.nan, 1e38])
+def test_no_perplexity_follows_from_logits_out_of_range(value):
+    executor = ToyExecutor()
+    executor.table[:, :, 0] = value
+    with pytest.raises(UserError, match="no perplexity follows"):
+        perplexity(executor, [1, 2, 3])
+
+
+def test_a_nan_in_generation_names_the_model():
+    executor = ToyExecutor()
+    executor.table[:] = np.nan
+    with pytest.raises(UserError, match="model toy: its activations leave the range"):
+        generate_tokens(executor, [1, 3], 2)

@@ -10,6 +10,9 @@ from tokenizers import Tokenizer, models
 
 from headrace.models.errors import UserError
 from headrace.models.hf import load_hf, read_hf_config
+from headrace.models.quantise import quantise_model
+from headrace.models.scheme import load_scheme
+from headrace.sim.float_model import FloatExecutor
 
 SEED = 11
 CONFIG = {
@@ -152,3 +155,24 @@ def test_tokenizer_file(tmp_path):
     Tokenizer(models.WordLevel({str(n): n for n in range(50)}, unk_token="0")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match="has 50 tokens; allowed are up to vocab_size = 40"):
         load_hf(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["[]", "{}", "[1]"])
+def test_a_dtype_that_is_no_text(tmp_path, dtype):
+    header = f'{{"a": {{"shape": [1], "data_offsets": [0, 4], "dtype": {dtype}}}}}'.encode()
+    write(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    with pytest.raises(UserError, match="has dtype"):
+        load_hf(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.input_layernorm.weight", "model.layers.0.mlp.up_proj.weight"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_named(tmp_path, name, value):
+    weights = tensors()
+    weights[name].reshape(-1)[3] = value
+    write(tmp_path, weights=weights)
+    model = load_hf(tmp_path)
+    for run in (FloatExecutor.from_model, lambda m: quantise_model(m, load_scheme("w4a8kv8"))):
+        with pytest.raises(UserError, match="holds a NaN or an infinity"):
+            run(model)

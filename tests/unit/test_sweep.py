@@ -11,7 +11,7 @@ from headrace.mapping import sweep as sweep_module
 from headrace.mapping.sweep import Sweep, load_sweep, points, run_sweep
 from headrace.models.configfile import list_configs
 from headrace.models.errors import UserError
-from headrace.reports.pareto import choose_cost, front
+from headrace.reports.pareto import choose_cost, front, plot_png
 from headrace.sim.sweep_point import RESULTS, check_names, evaluate_point
 
 SMALL = """
@@ -211,3 +211,30 @@ def test_pareto_refuses(capsys, tmp_path):
 def test_strict_models_are_not_coerced():
     with pytest.raises(ValueError):
         Sweep.model_validate({"name": "x", "models": ["a"], "machines": ["b"], "grid": {"c": [None]}})
+
+
+def test_one_field_under_two_names_is_refused(small):
+    small.write_text(SMALL.replace("  clock_hz:", "  machine.clock_hz: [100_000_000]\n  clock_hz:"))
+    with pytest.raises(UserError, match="'clock_hz' is given twice"):
+        load_sweep(small)
+
+
+@pytest.mark.parametrize("content", [b"garbage\n", b"", b"\xff\n", b"4,embedded,w4a8kv8,nano,200000000,128,8,\n"])
+def test_a_chunk_that_is_not_its_points_is_evaluated_again(small, tmp_path, chunks_of_four, content):
+    sweep, folder = load_sweep(small), tmp_path / "out"
+    calls = []
+
+    def evaluate(point):
+        calls.append(point.index)
+        return {"value": point.index * 2}
+
+    whole = run_sweep(sweep, folder, evaluate, ("value",), stamp={"v": 1}).read_text()
+    (folder / "chunks" / "000001.csv").write_bytes(content)
+    calls.clear()
+    assert run_sweep(sweep, folder, evaluate, ("value",), stamp={"v": 1}, resume=True).read_text() == whole
+    assert calls == [4, 5, 6, 7]
+
+
+def test_a_plot_takes_any_name():
+    rows = [{"index": "0", "model": "$\\frac$", "tokens_per_s": "5", "dsp": "1"}]
+    assert plot_png(rows, {"$\\frac$": rows}, "dsp", "front").startswith(b"\x89PNG")
