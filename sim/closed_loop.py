@@ -5,7 +5,7 @@ golden runs on the compressed model alone, never seeing image or program. Only t
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from headrace.hw.resources import machine_resources
 from headrace.mapping.analytic import decode, prefill
 from headrace.mapping.analytic_events import step_events
 from headrace.mapping.compiler import compile_model
+from headrace.mapping.plan import make_plan
 from headrace.mapping.required import required_bytes, required_prefill_bytes, useful_macs
 from headrace.models.configfile import list_configs
 from headrace.models.errors import UserError
@@ -23,6 +24,8 @@ from headrace.models.graph import LINEAR_NAMES, LlamaConfig
 from headrace.models.quantise import QuantisedModel
 from headrace.sim.cosim import Cosim, run_image
 from headrace.sim.cosim_run import Waves
+from headrace.sim.cycle import CycleResult
+from headrace.sim.cycle_model import run_phases
 from headrace.sim.energy import Energy, energy, load_energy
 from headrace.sim.estimate import utilisation
 from headrace.sim.golden import GoldenExecutor
@@ -87,6 +90,14 @@ def prove(
     return Proof(rtl=rtl, golden_tokens=tokens, golden_logits=logits)
 
 
+def cycle_run(
+    config: LlamaConfig, bits: dict[str, int], machine: Machine, prompt: list[int], tokens: Sequence[int], context: int | None = None
+) -> CycleResult:
+    """The same program on the cycle simulator, which is given the tokens but nothing of the RTL's time."""
+    plan = make_plan(config, machine, bits, context, len(tokens))
+    return run_phases(plan, len(prompt), len(tokens), [*prompt, *(int(token) for token in tokens)])
+
+
 def rtl_events(counters: dict[str, int]) -> dict[str, float]:
     """The RTL's counters under the names of `mapping.analytic_events`, as far as the hardware counts them."""
     return {
@@ -99,9 +110,12 @@ def rtl_events(counters: dict[str, int]) -> dict[str, float]:
 
 
 def report(
-    proof: Proof, model: QuantisedModel, machine: Machine, prompt_text: str, prompt: list[int], text: str
+    proof: Proof, model: QuantisedModel, machine: Machine, prompt_text: str, prompt: list[int], text: str, *, context: int | None = None
 ) -> dict:
-    """The document of `cosim` (design section 7, without stamp): cycles of the RTL beside the analytic level's."""
+    """The document of `cosim` (design section 7, without stamp): cycles of the RTL beside those of the levels above it.
+
+    context: that of the image, as for `run_rtl`.
+    """
     config, scheme = model.config, model.scheme
     bits = {name: model.layers[0][name].bits for name in LINEAR_NAMES}
     marks = dict(proof.rtl.marks)
@@ -109,6 +123,7 @@ def report(
     if sorted(marks) != list(range(outputs + 1)):
         raise UserError(f"the trace holds marks {sorted(marks)}; expected 0 to {outputs}")
     prefill_cycles = marks[1] - marks[0]
+    ours = dict(cycle_run(config, bits, machine, prompt, proof.rtl.tokens, context).marks)
     earlier, last = np.arange(1, length), np.array([length])
     prefill_macs = float(useful_macs(config, last).sum())
     if length > 1:
@@ -118,7 +133,7 @@ def report(
         "token_ids": [int(t) for t in proof.rtl.tokens], "prompt_tokens": length,
         "rtl_tokens_equal": bool(proof.tokens_equal), "logits_equal": bool(proof.logits_equal),
         "prefill": {
-            "cycles": {"rtl": prefill_cycles, "cycle": None, "analytic": int(np.ceil(prefill(config, bits, machine, length).cycles))},
+            "cycles": {"rtl": prefill_cycles, "cycle": ours[1] - ours[0], "analytic": int(np.ceil(prefill(config, bits, machine, length).cycles))},
             "utilisation": utilisation(machine, prefill_cycles, prefill_macs, float(required_prefill_bytes(config, scheme, length))),
         },
         "decode": None,
@@ -133,18 +148,18 @@ def report(
             "energy_scope": "board", "of": "the whole run; events from the RTL's counters, buffer accesses from the analytic level",
         }  # fmt: skip
     if outputs > 1:
-        document["decode"] = _decode(config, scheme, bits, machine, length, outputs, marks[outputs] - marks[1], energy_, proof.rtl.cycles)
+        document["decode"] = _decode(config, scheme, bits, machine, length, outputs, marks[outputs] - marks[1], ours[outputs] - ours[1], energy_, proof.rtl.cycles)
     return document
 
 
-def _decode(config, scheme, bits, machine, length, outputs, cycles, energy_, all_cycles) -> dict:
+def _decode(config, scheme, bits, machine, length, outputs, cycles, our_cycles, energy_, all_cycles) -> dict:
     contexts = np.arange(length + 1, length + outputs)
     required = float(required_bytes(config, scheme, contexts).sum())
     used = utilisation(machine, cycles, float(useful_macs(config, contexts).sum()), required)
     steps = outputs - 1
     return {
         "steps": steps,
-        "cycles": {"rtl": cycles, "cycle": None, "analytic": int(np.ceil(decode(config, bits, machine, length + 1, steps).cycles))},
+        "cycles": {"rtl": cycles, "cycle": our_cycles, "analytic": int(np.ceil(decode(config, bits, machine, length + 1, steps).cycles))},
         "hbm": {"bytes": int(required), "utilisation": used["bandwidth"], "peak_fraction": used["peak_fraction"]},
         "utilisation": used,
         "tokens_per_s": steps * machine.clock_hz / cycles,

@@ -100,9 +100,18 @@ def utilisation(machine: Machine, cycles: float, macs: float, required: float) -
 
 def estimate(
     config: LlamaConfig, scheme: Scheme, machine: Machine, board: Board, table: EnergyTable | None, workload: Workload, *,
-    by_op: bool = False, scope: str = "board",
+    by_op: bool = False, scope: str = "board", level: str = "analytic",
 ) -> dict:
-    """The document of design section 7 without its stamp. `table` None: no energies are known for the board and they are null."""
+    """The document of design section 7 without its stamp. `table` None: no energies are known for the board and they are null.
+
+    level "cycle": cycles are those of `sim.cycle`, which runs the compiled program; bounds, events and resources stay the closed forms'.
+    """
+    if level not in LEVELS:
+        raise UserError(f"level = {level}; allowed: {', '.join(LEVELS)}")
+    if level == "cycle" and by_op:
+        raise UserError("--by-op: operators are those of the analytic level; --level cycle has every instruction in --trace")
+    if level == "cycle" and workload.context == 1:
+        raise UserError("--context 1: a step of the cycle level follows another one; allowed is 2 or more")
     bits = check_scheme(scheme)
     plan = make_plan(config, machine, bits, workload.longest, workload.decode + 1 if workload.context is None else 1)
     held = image_bytes(plan)
@@ -112,7 +121,8 @@ def estimate(
     held += (batch - 1) * config.layers * plan.cache.layer_words * machine.word_bytes
     room = machine.memory.ports * board.pseudo_channel_bytes or board.ddr_bytes
     document = {
-        "model": config.name, "machine": machine.name, "scheme": scheme.name, "level": "analytic", "batch": batch, "kind": "estimated",
+        "model": config.name, "machine": machine.name, "scheme": scheme.name, "level": level, "batch": batch,
+        "kind": "estimated" if level == "analytic" else "simulated",
         "memory": {
             "weight_bytes": weight_bytes(config, scheme), "kv_bytes_per_token": config.kv_bytes_per_token(scheme.kv_bits),
             "image_bytes": held, "fits": held <= room,
@@ -120,7 +130,7 @@ def estimate(
         "resources": resources,
         "energy_scope": scope,
     }  # fmt: skip
-    run = _Run(config, scheme, bits, machine, table, resources, batch, scope)
+    run = _Run(config, scheme, bits, machine, table, resources, batch, scope, plan if level == "cycle" else None)
     if workload.context is not None:
         document |= run.one_step(workload.context, by_op)
     else:
@@ -144,10 +154,12 @@ class _Run:
     resources: dict
     batch: int
     scope: str
+    plan: Plan | None
+    """Of the program to run at the cycle level; None at the analytic one."""
 
     def one_step(self, context: int, by_op: bool) -> dict:
         at = step(self.config, self.bits, self.machine, np.array([context]), lm_head=True)
-        cycles = float(at.cycles[0]) * self.batch
+        cycles = float(at.cycles[0] if self.plan is None else _step_cycles(self.plan, context)) * self.batch
         energy_ = self._energy(self._events(np.array([context]), lm_head=True), cycles)
         required = float(required_bytes(self.config, self.scheme, context, batch=self.batch))
         macs = float(useful_macs(self.config, context)) * self.batch
@@ -168,7 +180,10 @@ class _Run:
         before, last = np.arange(1, prompt), np.array([prompt])
         contexts = np.arange(prompt + 1, prompt + steps + 1)
 
-        prefill_cycles = float(first.cycles) * self.batch
+        first_cycles, passes = float(first.cycles), later.passes
+        if self.plan is not None:
+            first_cycles, passes = _phase_cycles(self.plan, prompt, steps)
+        prefill_cycles = first_cycles * self.batch
         prefill_events = self._events(last, lm_head=True, prompt=True)
         prefill_macs = float(useful_macs(c, prompt))
         if prompt > 1:
@@ -177,7 +192,7 @@ class _Run:
         prefill_energy = self._energy(prefill_events, prefill_cycles)
         prefill_required = float(required_prefill_bytes(c, self.scheme, prompt, batch=self.batch))
 
-        decode_cycles = float(later.cycles) * self.batch
+        decode_cycles = float(later.cycles if self.plan is None else passes.sum()) * self.batch
         decode_energy = self._energy(self._events(contexts, lm_head=True), decode_cycles)
         decode_required = float(np.sum(required_bytes(c, self.scheme, contexts, batch=self.batch)))
         decode_macs = float(np.sum(useful_macs(c, contexts))) * self.batch
@@ -196,8 +211,8 @@ class _Run:
             },
             "decode": {
                 "steps": steps, "latency_s": decode_cycles / clock, "cycles": _whole(decode_cycles),
-                "tokens_per_s": tokens * clock / decode_cycles, "first_step_s": float(later.passes[0]) * self.batch / clock,
-                "last_step_s": float(later.passes[-1]) * self.batch / clock, "energy_j": _middle(decode_energy),
+                "tokens_per_s": tokens * clock / decode_cycles, "first_step_s": float(passes[0]) * self.batch / clock,
+                "last_step_s": float(passes[-1]) * self.batch / clock, "energy_j": _middle(decode_energy),
                 "energy_j_per_token": per_token[1] if per_token else None,
                 "energy_j_per_token_range": [per_token[0], per_token[2]] if per_token else None,
                 "utilisation": utilisation(self.machine, decode_cycles, decode_macs, decode_required), "bound": later.bound(),
@@ -206,8 +221,8 @@ class _Run:
             "energy_by": _added(prefill_energy, decode_energy),
         }  # fmt: skip
         if by_op:
-            passes = [(before, False), (last, True)] if prompt > 1 else [(last, True)]
-            document["ops"] = self._ops("prefill", first, passes) + self._ops("decode", later, [(contexts, True)])
+            parts = [(before, False), (last, True)] if prompt > 1 else [(last, True)]
+            document["ops"] = self._ops("prefill", first, parts) + self._ops("decode", later, [(contexts, True)])
         return document
 
     def _events(self, contexts, **how) -> dict[str, float]:
@@ -242,6 +257,30 @@ class _Run:
             }
             for op in phase.ops().values()
         ]  # fmt: skip
+
+
+def _step_cycles(plan: Plan, context: int) -> int:
+    from headrace.sim.cycle_model import run_step, span  # imports numba, which the analytic level does without
+
+    return span(run_step(plan, context), 0, 1)
+
+
+def _phase_cycles(plan: Plan, prompt: int, steps: int) -> tuple[float, np.ndarray]:
+    """(cycles of the prefill, of each decode step) at the cycle level."""
+    from headrace.sim.cycle_model import run_phases, span
+
+    result = run_phases(plan, prompt, steps + 1)
+    return float(span(result, 0, 1)), np.array([span(result, k, k + 1) for k in range(1, steps + 1)], float)
+
+
+def cycle_trace(config: LlamaConfig, bits: dict[str, int], machine: Machine, context: int) -> dict:
+    """Every instruction of one decode step at `context` on the cycle simulator, as a Chrome trace."""
+    from headrace.sim.cycle_model import chrome_trace, placed, run_step, step_program
+    from headrace.mapping.program import generate
+
+    plan = make_plan(config, machine, bits, context, 1)
+    program = step_program(generate(plan, placed(plan)[0]), context)
+    return chrome_trace(run_step(plan, context), program, machine, name=f"{config.name} on {machine.name}, step at context {context}")
 
 
 def step_trace(config: LlamaConfig, bits: dict[str, int], machine: Machine, context: int) -> dict:

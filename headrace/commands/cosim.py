@@ -9,6 +9,7 @@ from headrace.options import common_options
 from headrace.output import check_writable, emit_json, progress
 
 DEFAULT_PROMPT = "The capital of France is"
+LEVELS = ("rtl", "cycle", "analytic")
 
 
 @click.command("cosim")
@@ -64,10 +65,10 @@ def print_cosim(document: dict) -> None:
 
     click.echo(document["prompt"] + click.style(document["text"], bold=True))
     prefill, decode = document["prefill"], document["decode"]
-    rows = [["prefill", document["prompt_tokens"], prefill["cycles"]["rtl"], prefill["cycles"]["analytic"]]]
+    rows = [["prefill", document["prompt_tokens"], *(prefill["cycles"][level] for level in LEVELS)]]
     if decode:
-        rows.append(["decode", decode["steps"], decode["cycles"]["rtl"], decode["cycles"]["analytic"]])
-    print_table(["phase", "tokens", "RTL cycles (simulated)", "analytic cycles (estimated)"], rows)
+        rows.append(["decode", decode["steps"], *(decode["cycles"][level] for level in LEVELS)])
+    print_table(["phase", "tokens", "RTL cycles (simulated)", "cycle level (simulated)", "analytic (estimated)"], rows)
     verdicts = [
         ["tokens equal golden", document["rtl_tokens_equal"]], ["logits equal golden, bit for bit", document["logits_equal"]],
         ["simulation, cycles/s", document["sim_cycles_per_s"]], ["build, s", document["build_s"]], ["start, s", document["start_s"]],

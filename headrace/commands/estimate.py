@@ -20,9 +20,9 @@ DEFAULT_TOKENS = 128
 @click.option("--decode", "decode_steps", type=click.IntRange(min=1), metavar="N", help="Decode steps after it.  [default: 128]")
 @click.option("--context", type=click.IntRange(min=1), metavar="C", help="One decode step at this KV length, instead of phases.")
 @click.option("--batch", type=click.IntRange(1, 1 << 20), default=1, show_default=True, metavar="B", help="Sequences; each is a pass of its own.")
-@click.option("--level", default="analytic", show_default=True, help="analytic or cycle (not built).")
+@click.option("--level", default="analytic", show_default=True, help="analytic: closed forms. cycle: the compiled program, instruction by instruction.")
 @click.option("--by-op", is_flag=True, help="Cycles, bytes and MACs of every operator.")
-@click.option("--trace", "trace_file", type=click.Path(dir_okay=False, path_type=Path), help="Write one step's critical path as a Chrome trace.")
+@click.option("--trace", "trace_file", type=click.Path(dir_okay=False, path_type=Path), help="Write one step as a Chrome trace: its critical path, or at the cycle level every instruction.")
 @click.option("--energy-scope", type=click.Choice(["device", "board"]), default="board", show_default=True, help="What energies cover.")
 @common_options
 def command(
@@ -37,12 +37,10 @@ def command(
     from headrace.models.registry import model_config
     from headrace.models.scheme import load_scheme
     from headrace.sim.energy import load_energy
-    from headrace.sim.estimate import LEVELS, Workload, check_scheme, estimate, step_trace
+    from headrace.sim.estimate import LEVELS, Workload, check_scheme, cycle_trace, estimate, step_trace
 
     if level not in LEVELS:
         raise UserError(f"--level {level} is unknown; allowed: {', '.join(LEVELS)}")
-    if level != "analytic":
-        raise UserError(f"--level {level} is not built; allowed: analytic")
     if context is not None and (prefill_tokens is not None or decode_steps is not None):
         raise UserError("--context is one decode step; it does not go with --prefill or --decode")
 
@@ -57,9 +55,10 @@ def command(
     workload = Workload(
         prefill=prefill_tokens or DEFAULT_TOKENS, decode=decode_steps or DEFAULT_TOKENS, batch=batch, context=context
     )
-    document = estimate(config, scheme, description, board, table, workload, by_op=by_op, scope=energy_scope)
+    document = estimate(config, scheme, description, board, table, workload, by_op=by_op, scope=energy_scope, level=level)
     if trace_file is not None:
-        trace = step_trace(config, check_scheme(scheme), description, context or workload.longest)
+        write = step_trace if level == "analytic" else cycle_trace
+        trace = write(config, check_scheme(scheme), description, context or workload.longest)
         write_atomically(trace_file, json.dumps(trace) + "\n")
     used = {"sizes": config.to_dict(), "machine": description, "board": board, "scheme": scheme, "energy": table, "workload": vars(workload)}
     if as_json:
@@ -70,7 +69,7 @@ def command(
 
 def _print(document: dict) -> None:
     batch = f", batch {document['batch']}" if document["batch"] > 1 else ""
-    click.echo(f"{document['model']} on {document['machine']}, {document['scheme']}{batch}: estimated, {document['level']} level\n")
+    click.echo(f"{document['model']} on {document['machine']}, {document['scheme']}{batch}: {document['kind']}, {document['level']} level\n")
     parts = {name: document[name] for name in ("prefill", "decode", "step") if name in document}
     rows = [[name, part.get("tokens") or part.get("steps") or part["context"], part["cycles"], part["latency_s"],
              part.get("tokens_per_s"), part["energy_j"], part["bound"]] for name, part in parts.items()]  # fmt: skip

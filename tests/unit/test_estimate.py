@@ -121,7 +121,8 @@ def test_set_reaches_machine_scheme_and_board(capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["embedded", "nano", "--level", "cycle"], "--level cycle is not built; allowed: analytic"),
+        (["embedded", "nano", "--level", "cycle", "--by-op"], "--by-op: operators are those of the analytic level"),
+        (["embedded", "nano", "--level", "cycle", "--context", "1"], "--context 1: a step of the cycle level follows another one"),
         (["embedded", "nano", "--level", "exact"], "--level exact is unknown; allowed: analytic, cycle"),
         (["embedded", "nano", "--context", "5", "--decode", "3"], "--context is one decode step"),
         (["embedded", "nano", "--context", "513"], "context = 513; model embedded on machine nano allows 1 to 512"),
