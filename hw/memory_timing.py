@@ -193,6 +193,8 @@ class Port(StrictModel):
     """The user's port on a pseudo-channel: clock, fixed latency beyond the rules, and that of one more crossbar hop."""
 
     hz: float = Field(gt=0)
+    fifo: int = Field(default=1, ge=1, le=1 << 16)
+    """Bursts that wait in the port's own buffer."""
     latency_ns: float = Field(default=0.0, ge=0)
     hop_ns: float = Field(default=0.0, ge=0)
 

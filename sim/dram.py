@@ -10,6 +10,7 @@ from headrace.sim.dram_kernel import PARAMETERS, run_channel
 
 MAX_PORT_RATIO = 1 << 40
 MAX_PORTS = 16
+MAX_PORT_FIFO = 1 << 16
 MAX_ARRIVAL = 1 << 48
 MAX_ROWS = 1 << 24
 MAX_REQUESTS = 1 << 30
@@ -56,11 +57,11 @@ class Result:
         return float((self.completed - self.accepted).mean()) if self.completed.size else 0.0
 
 
-def simulate(trace: Trace, timing: ChannelTiming, *, ports: int = 0, port_ratio: Fraction = Fraction(1)) -> Result:
+def simulate(trace: Trace, timing: ChannelTiming, *, ports: int = 0, port_ratio: Fraction = Fraction(1), port_fifo: int = 1) -> Result:
     """Run `trace` on one channel; `result.completed` has the completion cycle of every request.
 
     `ports` = 0: no port limit. Otherwise `port_ratio` is port clock over command clock, 0 < ratio <= 1 (a faster
-    port is no limit: pass 1). Deterministic. Raises ValueError when a field of the trace is out of range.
+    port is no limit: pass 1), `port_fifo` the tokens that a port can hold. Deterministic. Raises ValueError when a field of the trace is out of range.
     """
     number = len(trace)
     if number > MAX_REQUESTS:
@@ -73,6 +74,8 @@ def simulate(trace: Trace, timing: ChannelTiming, *, ports: int = 0, port_ratio:
         raise ValueError(f"ports = {ports}: 0..{MAX_PORTS} is allowed")
     if not 0 < port_ratio <= 1 or port_ratio.denominator > MAX_PORT_RATIO:
         raise ValueError(f"port_ratio = {port_ratio}: above 0, at most 1, with a denominator up to 2**40 is allowed")
+    if not 1 <= port_fifo <= MAX_PORT_FIFO:
+        raise ValueError(f"port_fifo = {port_fifo}: 1..{MAX_PORT_FIFO} is allowed")
     port = np.empty(0, np.uint8)
     if ports:
         chosen = bank // timing.banks_per_pc % ports if trace.port is None else trace.port
@@ -81,7 +84,7 @@ def simulate(trace: Trace, timing: ChannelTiming, *, ports: int = 0, port_ratio:
     parameters = tuple(int(getattr(timing, name)) for name in PARAMETERS)
     parameters += (PAGES.index(timing.page), REFRESHES.index(timing.refresh))
     p, q = (port_ratio.numerator, port_ratio.denominator) if ports else (1, 1)
-    end = run_channel(parameters, bank, row, write, arrival, port, ports, p, q, accepted, completed, counts)
+    end = run_channel(parameters, bank, row, write, arrival, port, ports, p, q, port_fifo, accepted, completed, counts)
     if end < 0:
         raise RuntimeError("the memory model stands still: no command can ever become legal")
     activates, precharges, reads, writes, refreshes, _ = (int(count) for count in counts)

@@ -27,7 +27,7 @@ PARAMETERS = (
 
 
 @njit(cache=True, nogil=True)
-def run_channel(parameters, bank_of, row_of, write_of, arrival, port_of, ports, port_p, port_q, accepted, completed, counts):
+def run_channel(parameters, bank_of, row_of, write_of, arrival, port_of, ports, port_p, port_q, port_fifo, accepted, completed, counts):
     """Fill `accepted` and `completed` (int64, N) of the requests given by `bank_of`, `row_of` (int32), `write_of` (uint8),
     `arrival` (int64; empty: all 0) and `port_of` (uint8; empty: no ports). `counts` (int64, 6): ACT, PRE and PREA,
     RD, WR, REF, cycles with a selection. Times are command cycles."""
@@ -79,7 +79,7 @@ def run_channel(parameters, bank_of, row_of, write_of, arrival, port_of, ports, 
     refpb_event = 0
     refpb_due = refi // banks if refresh == 2 else FAR
 
-    token = np.zeros(max(ports, 1), np.uint8)
+    token = np.zeros(max(ports, 1), np.int64)
     phase = 0
     done = 0
     following = 0
@@ -402,7 +402,7 @@ def run_channel(parameters, bank_of, row_of, write_of, arrival, port_of, ports, 
             if phase >= port_q:
                 phase -= port_q
                 for k in range(ports):
-                    token[k] = 1
+                    token[k] = min(token[k] + 1, port_fifo)
         entered = False
         if following < number:
             w = write_of[following]
@@ -414,7 +414,7 @@ def run_channel(parameters, bank_of, row_of, write_of, arrival, port_of, ports, 
                     wake = min(wake, t + (port_q - phase + port_p - 1) // port_p)
                 else:
                     if ports:
-                        token[port_of[following]] = 0
+                        token[port_of[following]] -= 1
                     if tail[w] == QUEUE_ROOM:
                         used = tail[w] - head[w]
                         for place in range(used):
@@ -444,9 +444,8 @@ def run_channel(parameters, bank_of, row_of, write_of, arrival, port_of, ports, 
             return -1  # a fault of this function: nothing can ever happen again
         if ports:
             gone = phase + (wake - 1 - t) * port_p
-            if gone >= port_q:
-                for k in range(ports):
-                    token[k] = 1
+            for k in range(ports):
+                token[k] = min(token[k] + gone // port_q, port_fifo)
             phase = gone % port_q
         t = wake
     return t

@@ -86,14 +86,14 @@ class Channel:
         return range(first, first + self.per_pc)
 
 
-def run(timing, requests, *, arrival=None, ports=0, port_of=None, p=1, q=1):
+def run(timing, requests, *, arrival=None, ports=0, port_of=None, p=1, q=1, fifo=1):
     """(accepted, completed, log) of `requests`, a list of (write, bank, row)."""
     c, t = Channel(timing), timing
     count = len(requests)
     accepted, completed = [None] * count, [None] * count
     n = c.per_pc * t.pcs
     pending_pcs, pending_bank, events = [], None, 0
-    tokens, phase, following, now = [False] * max(ports, 1), 0, 0, 0
+    tokens, phase, following, now = [0] * max(ports, 1), 0, 0, 0
     while any(cycle is None for cycle in completed):
         # 1
         if t.refresh == "all-bank" and now > 0 and now % t.refi == 0:
@@ -191,14 +191,14 @@ def run(timing, requests, *, arrival=None, ports=0, port_of=None, p=1, q=1):
             phase += p
             if phase >= q:
                 phase -= q
-                tokens = [True] * ports
+                tokens = [min(held + 1, fifo) for held in tokens]
         if following < count and (arrival is None or arrival[following] <= now):
             write, bank, wanted = requests[following]
             port = port_of[following] if ports else 0
             if len(c.queues[write]) < t.queue and (not ports or tokens[port]):
                 c.queues[write].append(Request(following, bool(write), bank, wanted))
                 accepted[following] = now
-                tokens[port] = False
+                tokens[port] -= 1
                 following += 1
         now += 1
         c.log = c.log[-400:] if len(c.log) > 800 else c.log

@@ -56,12 +56,14 @@ def test_every_cycle_equals_the_literal_rules(seed):
         options["arrival"] = np.cumsum(rng.integers(0, rng.choice([2, 10, 60]), len(requests)))
     ports = int(rng.integers(0, 4))
     ratio = Fraction(int(rng.integers(1, 9)), 9)
+    fifo = int(rng.choice([1, 2, 40]))
     if ports:
         options["port"] = rng.integers(0, ports, len(requests))
     accepted, completed, _ = run(
-        timing, requests, arrival=options.get("arrival"), ports=ports, port_of=options.get("port"), p=ratio.numerator, q=ratio.denominator
+        timing, requests, arrival=options.get("arrival"), ports=ports, port_of=options.get("port"), p=ratio.numerator, q=ratio.denominator,
+        fifo=fifo,
     )
-    result = simulate(make(requests, **options), timing, ports=ports, port_ratio=ratio if ports else Fraction(1))
+    result = simulate(make(requests, **options), timing, ports=ports, port_ratio=ratio if ports else Fraction(1), port_fifo=fifo)
     print("seed", seed, timing)
     assert result.accepted.tolist() == accepted
     assert result.completed.tolist() == completed

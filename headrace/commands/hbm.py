@@ -1,0 +1,62 @@
+"""`headrace hbm`: an access pattern on one DRAM channel."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import click
+
+from headrace.models.errors import UserError
+from headrace.options import json_option
+from headrace.output import emit_json, print_table
+
+LEVELS = ("burst", "closed", "rtl")
+
+
+@click.command("hbm")
+@click.option("--timing", "memory", default="ramulator2-hbm2-2000", show_default=True, metavar="T", help="Preset of configs/memories, or a file.")
+@click.option("--pattern", default="sequential", show_default=True, metavar="P", help="sequential, bank-group-last, one-pseudo-channel, random, or a trace file.")
+@click.option("--refresh", type=click.Choice(["none", "all-bank", "per-bank"]), default="all-bank", show_default=True, help="How the channel refreshes.")
+@click.option("--queue", type=click.IntRange(1, 64), metavar="Q", help="Entries of the read queue, and of the write queue.  [default: the preset's]")
+@click.option("--requests", type=click.IntRange(min=1), metavar="N", help="Accesses.  [default: 200000; a trace file: all of it]")
+@click.option("--page", type=click.Choice(["open", "closed"]), help="Page policy.  [default: the preset's]")
+@click.option("--access-bytes", type=click.IntRange(min=1), metavar="B", help="Bytes of an access.  [default: one burst]")
+@click.option("--write-share", type=float, default=0.0, show_default=True, metavar="S", help="Share of accesses that write, 0 to 1.")
+@click.option("--ports", type=click.IntRange(1, 16), metavar="K", help="Ports, one burst wide; a burst uses port (pseudo-channel modulo K).  [default: no limit]")
+@click.option("--port-hz", type=click.FloatRange(min=0, min_open=True), metavar="HZ", help="Clock of the ports.  [default: the preset's]")
+@click.option("--hops", type=click.IntRange(0, 7), default=0, show_default=True, help="Crossbar switches between port and pseudo-channel.")
+@click.option("--export", "export_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the trace in Ramulator's read/write form.")
+@click.option("--level", default="burst", show_default=True, help=f"{', '.join(LEVELS)}.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of random addresses and of the choice of writes.")
+@click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, help="Override a field of the preset; may be repeated.")
+@json_option
+def command(
+    memory: str, pattern: str, refresh: str, queue: int | None, requests: int | None, page: str | None, access_bytes: int | None,
+    write_share: float, ports: int | None, port_hz: float | None, hops: int, export_file: Path | None, level: str, seed: int,
+    overrides: tuple[str, ...], as_json: bool,
+) -> None:  # fmt: skip
+    """Run an access pattern on one DRAM channel and report bandwidth, efficiency and latency."""
+    from headrace.hw.memory_timing import load_memory, user_timing
+    from headrace.sim.dram_run import DEFAULT_ACCESSES, port_ratio, prepare, run_burst, run_closed
+
+    if level not in LEVELS:
+        raise UserError(f"--level {level} is unknown; allowed: {', '.join(LEVELS)}")
+    if level == "rtl":
+        raise UserError("--level rtl is not built; allowed: burst, closed")
+    config = load_memory(memory, overrides)
+    timing = user_timing(config, queue=queue, page=page, refresh=refresh)
+    ratio = Fraction(1)
+    if port_hz is not None or ports is not None:
+        ports = ports or config.organisation.pcs
+        ratio = port_ratio(config, port_hz)
+    workload = prepare(config, pattern, accesses=requests or DEFAULT_ACCESSES, limit=requests, access_bytes=access_bytes, write_share=write_share, seed=seed)
+    if export_file is not None:
+        workload.export(export_file)
+    run = run_burst if level == "burst" else run_closed
+    document = run(config, timing, workload, ports=ports or 0, ratio=ratio, hops=hops)
+    used = {"memory": config, "timing": vars(timing), "pattern": pattern, "ports": ports, "port_hz": port_hz, "hops": hops, "level": level,
+            "requests": len(workload), "access_bytes": access_bytes, "write_share": write_share}  # fmt: skip
+    if as_json:
+        emit_json(document, used, seed)
+        return
+    click.echo(f"{config.name}, {pattern}, refresh {refresh}, queue {timing.queue}: {'simulated burst by burst' if level == 'burst' else 'estimated, closed form'}\n")
+    print_table(["figure", "value"], [[name, value] for name, value in document.items()])
