@@ -2,6 +2,15 @@
 
 import click
 
+OVERRIDES = "headrace.overrides"
+
+
+def _remember(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """Overrides go into the stamp: a preset's name alone would hide that it was changed."""
+    context.meta[OVERRIDES] = list(value)
+    return value
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout, nothing else.")
 """Parameter ``as_json: bool``."""
 
@@ -10,6 +19,7 @@ set_option = click.option(
     "overrides",
     metavar="PATH=VALUE",
     multiple=True,
+    callback=_remember,
     help="Override a field of the machine, or of board.* or scheme.*; may be repeated.",
 )
 """Parameter ``overrides: tuple[str, ...]``, for `headrace.models.configfile.split_overrides`."""

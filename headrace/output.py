@@ -12,6 +12,10 @@ import click
 
 import headrace
 from headrace.models.configfile import config_sha256, plain_data
+from headrace.options import OVERRIDES
+
+PIPE_COLUMNS = 240
+"""Width of tables that do not go to a terminal: wide enough that no number is folded."""
 from headrace.models.errors import UserError
 
 
@@ -25,12 +29,16 @@ def emit_json(document: Mapping[str, Any], config: Any, seed: int = 0) -> None:
 
 
 def stamped(document: Mapping[str, Any], config: Any, seed: int = 0) -> dict[str, Any]:
-    """`document` as plain data with ``"stamp": {"headrace", "config_sha256", "seed"}`` added."""
+    """`document` as plain data with ``"stamp": {"headrace", "config_sha256", "seed"}`` added, and ``"overrides"`` where --set gave any."""
     if "stamp" in document:
         raise ValueError("the document already has a stamp")
     plain = plain_data(document)
     refuse_non_finite(plain)
+    context = click.get_current_context(silent=True)
+    overrides = context.meta.get(OVERRIDES) if context else None
     stamp = {"headrace": headrace.__version__, "config_sha256": config_sha256(config), "seed": int(seed)}
+    if overrides:
+        stamp["overrides"] = overrides
     return {**plain, "stamp": stamp}
 
 
@@ -71,7 +79,10 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: st
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(format_value(cell)) for cell in row))
-    Console(soft_wrap=False).print(table)
+    console = Console(soft_wrap=False)
+    if not console.is_terminal:
+        console = Console(soft_wrap=False, width=PIPE_COLUMNS)
+    console.print(table)
 
 
 def format_value(value: Any) -> str:

@@ -53,11 +53,13 @@ def _machine_row(document: dict) -> dict:
     notes = [document["note"]] if "note" in document else []
     if not document["memory"]["fits"]:
         notes.append(f"the image of {document['memory']['image_bytes'] / 1e9:.4g} GB does NOT fit the board's memory")
+    board = document["board"]
+    notes += [f"board {board['name']} lacks {row['check']}: {row['needs']:g} needed, {row['has']:g} there" for row in board["checks"] if row["ok"] is False]
     return {
         "name": document["machine"], "kind": document["kind"], "dtype": document["scheme"], "stack": document["level"],
         "tokens_per_s": decode["tokens_per_s"], "energy_j_per_token": decode["energy_j_per_token"],
         "energy_j_per_token_range": decode["energy_j_per_token_range"],
         "energy_scope": document["energy_scope"] if decode["energy_j_per_token"] is not None else None, "usd_per_mtok": None,
         "model": document["model"], "batch": document["batch"], "limit": decode["bound"], "src": "estimate of this tool",
-        "note": "; ".join(notes), "fits": document["memory"]["fits"],
+        "note": "; ".join(notes), "fits": document["memory"]["fits"] and board["fits"],
     }  # fmt: skip

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.hw.board import Board
+from headrace.hw.board import Board, check_fit
 from headrace.hw.isa import INSTRUCTION_BYTES
 from headrace.hw.machine import Machine
 from headrace.hw.resources import machine_resources
@@ -128,6 +128,7 @@ def estimate(
             "image_bytes": held, "fits": held <= room,
         },
         "resources": resources,
+        "board": board_fit(machine, board, resources),
         "energy_scope": scope,
     }  # fmt: skip
     run = _Run(config, scheme, bits, machine, table, resources, batch, scope, plan if level == "cycle" else None)
@@ -140,6 +141,21 @@ def estimate(
             f"each of the {batch} sequences is a pass of its own: weights are read per sequence, and a step takes {batch} passes"
         )
     return document
+
+
+def board_fit(machine: Machine, board: Board, resources: dict) -> dict:
+    """Can the board carry the machine? What the description decides (`check_fit`), and the resource model against what the shell leaves.
+
+    `fits` False does not stop an estimate: it is of a machine that this board cannot hold.
+    """
+    rows = [row for row in check_fit(machine, board) if row["check"] != "dsp"]
+    for check, has in (
+        ("dsp", board.dsp - board.shell_dsp), ("lut", board.lut - board.shell_lut), ("ff", board.ff - board.shell_ff),
+        ("bram", board.bram36 - board.shell_bram36), ("uram", board.uram),
+    ):  # fmt: skip
+        needs = resources[check]
+        rows.append({"check": check, "needs": needs, "has": has, "ok": None if needs is None else needs <= has})
+    return {"name": board.name, "fits": all(row["ok"] is not False for row in rows), "checks": rows}
 
 
 @dataclass(frozen=True)

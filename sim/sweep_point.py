@@ -54,7 +54,7 @@ def evaluate_point(point: Point) -> dict[str, object]:
         scheme.name, document["prefill"]["latency_s"], decode["latency_s"], decode["tokens_per_s"], decode["bound"],
         decode["utilisation"]["mac"], decode["utilisation"]["bandwidth"], decode["energy_j_per_token"], low, high,
         document["energy_scope"] if low is not None else None, *(resources[name] for name in ("dsp", "lut", "ff", "bram", "uram")),
-        document["memory"]["image_bytes"], document["memory"]["fits"], document["kind"],
+        document["memory"]["image_bytes"], document["memory"]["fits"] and document["board"]["fits"], document["kind"],
     )  # fmt: skip
     return dict(zip(RESULTS, values, strict=True))
 

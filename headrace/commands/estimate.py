@@ -90,6 +90,9 @@ def _print(document: dict) -> None:
     memory = document["memory"]
     click.echo(f"\nweights {memory['weight_bytes'] / 1e6:.4g} MB, image {memory['image_bytes'] / 1e6:.4g} MB "
                f"({'fits' if memory['fits'] else 'does NOT fit'}), KV {memory['kv_bytes_per_token']} bytes a token")  # fmt: skip
+    for row in document["board"]["checks"]:
+        if row["ok"] is False:
+            click.echo(f"board {document['board']['name']} does NOT carry this machine: {row['check']} needs {row['needs']:g}, has {row['has']:g}")
     resources = document["resources"]
     click.echo(f"\nresources, {resources['kind']}")
     names = ["dsp", "lut", "ff", "bram", "uram"]

@@ -228,3 +228,29 @@ def test_a_block_of_unknown_cells_is_unknown_and_a_line_is_a_line():
 @pytest.mark.parametrize("name", list_configs("machines"))
 def test_every_shipped_machine_has_energies(name):
     assert load_energy(load_machine(name).board).board == load_machine(name).board
+
+
+@pytest.mark.parametrize("change, check", [("dsp=65", "dsp"), ("hbm_pseudo_channels=1", "hbm_ports"), ("hbm_bytes_per_s=1.0", "port_bytes_per_s")])
+def test_a_board_that_cannot_carry_the_machine_is_said(change, check):
+    from headrace.sim.estimate import board_fit
+    from headrace.hw.board import load_board
+    from headrace.hw.resources import machine_resources
+
+    machine = load_machine("nano")
+    assert board_fit(machine, load_board("u280"), machine_resources(machine))["fits"]
+    fit = board_fit(machine, load_board("u280", [change]), machine_resources(machine))
+    assert not fit["fits"]
+    assert [row["check"] for row in fit["checks"] if row["ok"] is False] == [check]
+
+
+def test_refreshes_add_up_where_the_lead_is_too_short():
+    """docs/analytic.md, "Where more is not better": with a lead below the round trip 16 ports are slower than 8; with the presets' lead they are not."""
+    from headrace.mapping.analytic_timing import MachineColumns
+
+    def bytes_per_cycle(ports, beats):
+        changes = [f"memory.ports={ports}", "array.macs_per_cycle=1024", f"memory.burst_beats={beats}"]
+        machine = load_machine("nano", changes)
+        return float(MachineColumns.of(machine).words_per_cycle) * machine.word_bytes
+
+    assert bytes_per_cycle(16, 4) < bytes_per_cycle(8, 4)
+    assert bytes_per_cycle(16, 16) > bytes_per_cycle(8, 16)
