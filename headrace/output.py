@@ -13,10 +13,10 @@ import click
 import headrace
 from headrace.models.configfile import config_sha256, plain_data
 from headrace.options import OVERRIDES
+from headrace.models.errors import UserError
 
 PIPE_COLUMNS = 240
 """Width of tables that do not go to a terminal: wide enough that no number is folded."""
-from headrace.models.errors import UserError
 
 
 def emit_json(document: Mapping[str, Any], config: Any, seed: int = 0) -> None:
