@@ -15,6 +15,10 @@ from headrace.hw.memory_timing import ChannelTiming
 from headrace.models.errors import UserError
 
 
+LOCAL_QUEUES = 8
+"""Queue's lengths within which activates are near enough to meet in a bank."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AccessStatistics:
     """An access pattern as one channel sees it, in order of arrival."""
@@ -22,11 +26,11 @@ class AccessStatistics:
     pc_share: float
     """Of bursts that go to the busiest pseudo-channel."""
     activates: float
-    """Per burst: bursts that do not find their row open."""
+    """Per burst: activates of a scheduler that serves the row hits in its queue first."""
     activate_clusters: float
     """Per burst: times that activates come after a queue without one, and each further queue that they go on."""
     bank_share: float
-    """Sum of squared shares of the banks in the activates: 1 over the number of banks, if all are alike."""
+    """Chance that two activates not far apart are of one bank: 1 over the number of banks, if all are alike."""
     irregularity: float
     """Squared coefficient of variation of the distance between activates of one bank: 0 regular, 1 random."""
     group_run: float
@@ -34,7 +38,7 @@ class AccessStatistics:
     group_share: float
     """Of a pseudo-channel's bursts that go to its busiest bank group."""
     dependents: float
-    """Per activate: bursts that need the same row and follow within a queue."""
+    """Per activate: bursts that need the same row and come within the same queue's length."""
     dependent_distance: float
     """Their mean distance from it, in bursts."""
     write_share: float
@@ -52,25 +56,10 @@ class ClosedForm:
 def statistics(timing: ChannelTiming, bank: np.ndarray, row: np.ndarray, write: np.ndarray) -> AccessStatistics:
     """Count the statistics of a trace (arrays of one element a burst)."""
     number = len(bank)
-    place = np.arange(number)
-    order = np.argsort(bank, kind="stable")
-    same_bank = np.diff(bank[order], prepend=-1) == 0
-    same_row = same_bank & (np.diff(row[order].astype(np.int64), prepend=-1) == 0)
-    if timing.page == "closed":  # a row stays open only for what waits with it
-        same_row &= np.diff(order, prepend=0) <= timing.queue
-    miss = np.empty(number, bool)
-    miss[order] = ~same_row
-    misses = np.flatnonzero(miss)
-    # Distance of every hit from the activate that opened its row.
-    opened = np.maximum.accumulate(np.where(~same_row, np.arange(number), 0))
-    distance = np.empty(number, np.int64)
-    distance[order] = place[order] - order[opened]
-    near = ~miss & (distance <= timing.queue)
-    # Activates of each bank.
-    of_bank = bank[misses]
-    shares = np.bincount(of_bank) / len(misses)
-    by_bank = np.argsort(of_bank, kind="stable")
-    gaps = np.diff(by_bank)[np.diff(of_bank[by_bank]) == 0]
+    visits = _visits(timing, bank.astype(np.int64), row.astype(np.int64))
+    first, banks, extra, spread = (values[visits["opens"]] for values in (visits["first"], visits["bank"], visits["extra"], visits["spread"]))
+    by_bank = np.argsort(banks, kind="stable")
+    gaps = np.diff(by_bank)[np.diff(banks[by_bank]) == 0]
     irregularity = float(gaps.var() / gaps.mean() ** 2) if len(gaps) else 0.0
     # Bank groups within each pseudo-channel.
     group = bank // timing.banks_per_group
@@ -81,16 +70,55 @@ def statistics(timing: ChannelTiming, bank: np.ndarray, row: np.ndarray, write: 
     busiest = max(counts.max() / counts.sum() for counts in (np.bincount(group[pc == p]) for p in range(timing.pcs)) if counts.size)
     return AccessStatistics(
         pc_share=float(pc_counts.max() / number),
-        activates=len(misses) / number,
-        activate_clusters=_clusters(misses, timing.queue) / number,
-        bank_share=float((shares**2).sum()),
+        activates=len(first) / number,
+        activate_clusters=_clusters(first, timing.queue) / number,
+        bank_share=_local_share(first // (LOCAL_QUEUES * timing.queue), banks, timing.banks),
         irregularity=min(irregularity, 1.0),
         group_run=number / runs,
         group_share=float(busiest),
-        dependents=float(near.sum() / len(misses)),
-        dependent_distance=float(distance[near].mean()) if near.any() else 0.0,
+        dependents=float(extra.mean()),
+        dependent_distance=float(spread.sum() / extra.sum()) if extra.any() else 0.0,
         write_share=float(write.mean()),
     )
+
+
+def _visits(timing: ChannelTiming, bank: np.ndarray, row: np.ndarray) -> dict[str, np.ndarray]:
+    """The visits to rows, in order: row hits come first, so all bursts of a queue's length that need a row are one visit.
+
+    Per visit: place of its `first` burst, `bank`, `extra` bursts and their distances from the first summed (`spread`),
+    and whether it `opens` its row (false: the bank's row is still open from the queue's length before).
+    """
+    number = len(bank)
+    block = np.arange(number) // timing.queue
+    key = (block * timing.banks + bank) << 24 | row
+    unique, first, inverse, size = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
+    last = np.zeros(len(unique), np.int64)
+    np.maximum.at(last, inverse, np.arange(number))
+    spread = np.bincount(inverse, weights=np.arange(number), minlength=len(unique)) - first * size
+    of_block, of_row = unique >> 24, unique & ((1 << 24) - 1)
+    # The row that a block leaves open in a bank is the one used last.
+    order = np.lexsort((last, of_block))
+    ends = np.append(np.flatnonzero(np.diff(of_block[order])), len(order) - 1)
+    left = order[ends]
+    left = left[np.lexsort((left, of_block[left] % timing.banks))]
+    follows = np.flatnonzero(np.diff(of_block[left] % timing.banks) == 0) + 1
+    wanted = of_block[left[follows]] << 24 | of_row[left[follows - 1]]
+    at = np.minimum(np.searchsorted(unique, wanted), len(unique) - 1)
+    stays = unique[at] == wanted
+    if timing.page == "closed":  # a row stays open only for what waits with it
+        stays &= first[at] - last[left[follows - 1]] <= timing.queue
+    opens = np.ones(len(unique), bool)
+    opens[at[stays]] = False
+    in_order = np.argsort(first, kind="stable")
+    visits = {"first": first, "bank": of_block % timing.banks, "extra": size - 1, "spread": spread, "opens": opens}
+    return {name: values[in_order] for name, values in visits.items()}
+
+
+def _local_share(window: np.ndarray, bank: np.ndarray, banks: int) -> float:
+    counts = np.bincount(window * banks + bank, minlength=(window[-1] + 1) * banks).reshape(-1, banks).astype(float)
+    total = counts.sum(axis=1)
+    pairs = (total * (total - 1)).sum()
+    return float((counts * (counts - 1)).sum() / pairs) if pairs else 0.0
 
 
 def _clusters(misses: np.ndarray, queue: int) -> int:
