@@ -16,7 +16,7 @@ from headrace.hw.top import control_parameters
 from headrace.sim import cycle_memory
 from headrace.sim.cycle_kernel import BOOT_LOADS, HALTED, REGISTERS, WATCHDOG, run
 from headrace.sim.cycle_sfu import timeline
-from headrace.sim.cycle_state import FIFO, LD, MV, QUEUE, SEQUENCER, SFU, SIZES, ST, ST_RING, sizes
+from headrace.sim.cycle_state import FIFO, LANE, LD, MV, QUEUE, SEQUENCER, SFU, SIZES, ST, ST_RING, sizes
 from headrace.sim.cycle_stream import Program, dynamic_stream
 
 HOST_WRITE_CYCLES = 2
@@ -101,7 +101,7 @@ def simulate(
     begin = host_cycles(len(arguments)) if start_cycle is None else start_cycle
     memory, ahead = cycle_memory.create(machine), begin + 1
     state, rings = _state(k)
-    cycle_memory.skip(*memory, ahead)
+    cycle_memory.skip(memory[0], memory[1], ahead)
     status, culprit, cycles = run(
         k, state, memory, rings, (coded.flags, coded.wait, coded.release),
         (op, pc, operands, taken, _padded(loads), _padded(products), offsets, lengths, marks), counters, times, ahead,
@@ -150,11 +150,10 @@ def _state(k: np.ndarray):
     def row(count):
         return np.zeros(count, np.int64)
 
-    state = sequencer, queues, ld, mv, st, sfu, np.zeros(4, FIFO), np.zeros(ports, FIFO)
-    per_port = tuple(row(ports) for _ in range(6))  # ar_valid, aw_valid, aw_address, taken, arrived, wrote
+    state = sequencer, queues, ld, mv, st, sfu, np.zeros(4, FIFO), np.zeros(ports, LANE)
     rings = (
-        np.zeros((4, int(size["queue_depth"])), np.int64), np.zeros((4, int(size["in_flight"])), np.int64), row(ST_RING), *per_port,
-        np.zeros((5, 5), np.int64), row(5), np.full(5, -1), row(5),
+        np.zeros((4, int(size["queue_depth"])), np.int64), np.zeros((4, int(size["in_flight"])), np.int64), row(ST_RING),
+        np.zeros((5, 5), np.int64), np.full(5, -1), row(5),
     )  # fmt: skip
     return state, rings
 

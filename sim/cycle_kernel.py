@@ -11,10 +11,10 @@ from numba import njit
 
 from headrace.hw.isa import TOKEN_LIMIT, Op, Queue
 from headrace.sim import cycle_memory, cycle_sfu, cycle_units
-from headrace.sim.cycle_memory import ANSWER, WRITE, ar_ready, step
+from headrace.sim.cycle_memory import ANSWER, QUEUES, WRITE, ar_ready, move_queues, step
 from headrace.sim.cycle_sfu import AB_READ, AB_WRITE, DEPENDENCY, DRAIN, VB_READ, VB_WRITE
 from headrace.sim.cycle_units import (
-    IDLE, REQUEST, STALL_NONE, burst_finishes, fifo_level, fifo_step, ld_step, mv_step, st_step,
+    IDLE, REQUEST, STALL_NONE, burst_finishes, fifo_level, fifo_step, ld_accept, ld_next, ld_step, mv_describe, mv_step, st_step,
 )  # fmt: skip
 
 LD, ST, MV, VEC, SYS = (int(queue) for queue in Queue)
@@ -94,12 +94,12 @@ def _loop(source: str):
         if len(source) == 0:  # keeps `source` in the closure, and so in the key of the disk cache
             return -1, 0, 0
         k = sizes[0]
-        sequencers, queues, lds, mvs, sts, sfus, fifos, port_fifos = state
+        sequencers, queues, lds, mvs, sts, sfus, fifos, lanes = state
         s, ld, mv, st, sfu = sequencers[0], lds[0], mvs[0], sts[0], sfus[0]
         raw, loads, rows, writes = fifos[0], fifos[1], fifos[2], fifos[3]
         ports, timings, port_rings = memory
         timing = timings[0]
-        queue_rings, started, st_ring, ar_valid, aw_valid, aw_address, taken, arrived, wrote, tokens, released, retired, done = rings
+        queue_rings, started, st_ring, tokens, retired, done = rings
         flags, wait_of, release_of = program
         op, pc, operands, branch_taken, ld_order, mv_order, vec_offset, vec_length, marks = stream
         dispatch_at, start_at, retire_at = times
@@ -113,18 +113,21 @@ def _loop(source: str):
             answers = 0
             waiting = False
             for i in range(ports_n):
-                ready = ar_ready(ports[i], timing)
-                taken[i] = 1 if ready and ar_valid[i] == 1 else 0
-                if ar_valid[i] == 1 and not ready:
+                port, lane = ports[i], lanes[i]
+                ready = ar_ready(port, timing)
+                lane.taken = 1 if ready and lane.ar_valid == 1 else 0
+                if lane.ar_valid == 1 and not ready:
                     waiting = True
-                arrived[i] = ports[i].r_valid
-                did = step(ports[i], timing, port_rings, i, now, ar_valid[i] == 1, ld.ar_address, ld.ar_beats, aw_valid[i] == 1, aw_address[i])
-                wrote[i] = 1 if did & WRITE else 0
+                lane.arrived = port.r_valid
+                did = step(port, timing, now, lane.ar_valid == 1, lane.aw_valid == 1)
+                if did & QUEUES:
+                    move_queues(port, timing, port_rings, i, now, did, ld.ar_address, ld.ar_beats, lane.aw_address)
+                lane.wrote = 1 if did & WRITE else 0
                 if did & ANSWER:
                     answers += 1
                 if running:
-                    counters[BEATS + i] += arrived[i]
-                    counters[BEATS + ports_n + i] += wrote[i]
+                    counters[BEATS + i] += lane.arrived
+                    counters[BEATS + ports_n + i] += lane.wrote
             # ---- buffers' ports: SFU first, then MV, LD; or MV, ST, control ----
             use = 0
             if sfu.running == 1:
@@ -218,7 +221,7 @@ def _loop(source: str):
                 s.redirect = 1 if start_redirect else 0
 
             # ---- queues: start, retire ----
-            ld_accept = st_accept = -1
+            ld_taken = st_accept = -1
             mv_accept = vec_accept = False
             if running:
                 for q in range(4):
@@ -242,7 +245,7 @@ def _loop(source: str):
                                         tokens[b, q] -= 1
                                 if not nop:
                                     if q == LD:
-                                        ld_accept = ld.accepted
+                                        ld_taken = ld.accepted
                                         ld.accepted += 1
                                     elif q == ST:
                                         st_accept = head
@@ -283,29 +286,32 @@ def _loop(source: str):
                 elif s.boot == PROGRAM_DATA:
                     sys_word_ready = s.boot_left <= 1 and not last
                 if (s.boot == HEADER_COMMAND or s.boot == PROGRAM_COMMAND) and ld_ready:
-                    ld_accept = ld.accepted
+                    ld_taken = ld.accepted
                     ld.accepted += 1
             # ---- units ----
             mv_active = mv.commands != 0
             ld_active = ld.inside != 0
             st_active = st.running == 1
             raw_room = fifo_level(raw) < k.raw_fifo
-            to_raw, to_sys, ld_stall = ld_step(
-                ld, k, loads, port_fifos, ar_valid, taken, arrived, ld_accept, ld_order, op, operands, waiting, raw_room,
-                sys_word_ready, ld_vb_ready, ld_ab_ready,
-            )  # fmt: skip
+            to_raw, to_sys, next_load, ld_stall = ld_step(
+                ld, k, loads, lanes, ld_taken >= 0, waiting, raw_room, sys_word_ready, ld_vb_ready, ld_ab_ready
+            )
+            if ld_taken >= 0:
+                ld_accept(ld, ld_order[ld_taken], op, operands)
+            if next_load:
+                ld_next(ld, ld_order[ld.load_next], op, operands)
             word = False
             mv_stall = STALL_NONE
             if mv_active or mv_accept or mv.i_valids != 0:
                 slice_read = (mv.i_valids & 1) == 1
-                word, issued, mv_stall = mv_step(
-                    mv, k, rows, mv_order, flags, pc, operands, mv_accept, raw.valid == 1, mv_read_ready, mv_ready
-                )
+                word, stages, mv_stall = mv_step(mv, k, rows, mv_accept, raw.valid == 1, mv_read_ready, mv_ready)
+                if stages:
+                    mv_describe(mv, k, stages, mv_order, flags, pc, operands)
                 if slice_read:
                     counters[BEATS + 2 * ports_n] += 1
             st_stall = STALL_NONE
             if st_active or st_accept >= 0 or st.done == 1:
-                st_stall = st_step(st, k, writes, st_ring, op, operands, st_accept, st_vb_ready, st_ab_ready, aw_valid, aw_address, wrote, answers)
+                st_stall = st_step(st, k, writes, st_ring, op, operands, st_accept, st_vb_ready, st_ab_ready, lanes, answers)
             fifo_step(raw, to_raw, word)
             if running:
                 if ld_active:

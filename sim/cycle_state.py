@@ -38,6 +38,8 @@ SIZES = _record(
 )
 
 FIFO = _record("stored fetched valid")
+LANE = _record("ar_valid aw_valid aw_address taken arrived wrote stored fetched valid")
+"""A port on the machine's side: LD's and ST's registers, what the memory does in this cycle, and LD's FIFO of beats."""
 SEQUENCER = _record("running x x_valid next state answer redirect boot boot_index boot_left boot_finished boot_answered quiet")
 QUEUE = _record("head behind ring_read ring_write count oldest newest kept")
 LD = _record(

@@ -41,10 +41,10 @@ def burst_finishes(ld, k, waiting):
 
 
 @njit(cache=True, error_model="numpy")
-def ld_step(ld, k, loads, port_fifos, ar_valid, taken, arrived, accept, orders, op, operands, waiting, weights_ready, sys_ready, vb_ready, ab_ready):
-    """One cycle of LdUnit. accept: place in `orders` of the command taken in this cycle, or -1. taken, arrived: AR taken and R beat, by port.
+def ld_step(ld, k, loads, lanes, accept, waiting, weights_ready, sys_ready, vb_ready, ab_ready):
+    """One cycle of LdUnit. accept: a command is taken in this cycle; `ld_accept` follows. waiting: a port has not taken the last burst.
 
-    Gives (word to the raw FIFO, word to boot, stall or STALL_NONE).
+    Gives (word to the raw FIFO, word to boot, the receiver takes its next command: `ld_next` follows, stall or STALL_NONE).
     """
     # Issue.
     issue, ends_run, beats = burst_finishes(ld, k, waiting)
@@ -60,21 +60,14 @@ def ld_step(ld, k, loads, port_fifos, ar_valid, taken, arrived, accept, orders, 
             ld.address, ld.left = ld.run_base, ld.words
             ld.count -= 1
         ld.free -= beats
-    if accept >= 0:
-        at = orders[accept]
-        kind = op[at] & 31
-        ld.words = 1 if kind == SLICES else operands[at, 1]
-        ld.count, ld.stride = operands[at, 2], operands[at, 3]
-        ld.live = 1 if ld.words != 0 and ld.count != 0 else 0
-        ld.address = ld.run_base = operands[at, 0]
-        ld.left = ld.words
     for i in range(k.ports):
-        ar_valid[i] = 1 if issue or (ar_valid[i] == 1 and taken[i] == 0) else 0
+        lane = lanes[i]
+        lane.ar_valid = 1 if issue or (lane.ar_valid == 1 and lane.taken == 0) else 0
 
     # Receive.
     joined = True
     for i in range(k.ports):
-        if port_fifos[i].valid == 0:
+        if lanes[i].valid == 0:
             joined = False
     available = ld.busy == 1 and ld.empty == 0 and joined
     kind = ld.kind
@@ -99,23 +92,36 @@ def ld_step(ld, k, loads, port_fifos, ar_valid, taken, arrived, accept, orders, 
     if moved and kind == ROWS:
         ld.part = 0 if last_part else ld.part + 1
     next_load = loads.valid == 1 and (ld.busy == 0 or finish)
-    if next_load:
-        at = orders[ld.load_next]
-        ld.load_next += 1
-        ld.busy = 1
-        ld.kind = op[at] & 31
-        ld.r_words = 1 if ld.kind == SLICES else operands[at, 1]
-        ld.r_left, ld.r_count = ld.r_words, operands[at, 2]
-        ld.empty = 1 if ld.r_words == 0 or ld.r_count == 0 else 0
-    elif finish:
+    if finish:
         ld.busy = 0
-    ld.inside += (1 if accept >= 0 else 0) - ld.unit_last
+    ld.inside += (1 if accept else 0) - ld.unit_last
     ld.done = ld.unit_last
     ld.unit_last = 1 if finish else 0
-    fifo_step(loads, accept >= 0, next_load)
+    fifo_step(loads, accept, next_load)
     for i in range(k.ports):
-        fifo_step(port_fifos[i], arrived[i] == 1, pop)
-    return to_raw, to_sys, stall
+        fifo_step(lanes[i], lanes[i].arrived == 1, pop)
+    return to_raw, to_sys, next_load, stall
+
+
+@njit(cache=True, error_model="numpy")
+def ld_accept(ld, at, op, operands):
+    """The BurstGenerator's registers at a new command (stream place `at`)."""
+    ld.words = 1 if op[at] & 31 == SLICES else operands[at, 1]
+    ld.count, ld.stride = operands[at, 2], operands[at, 3]
+    ld.live = 1 if ld.words != 0 and ld.count != 0 else 0
+    ld.address = ld.run_base = operands[at, 0]
+    ld.left = ld.words
+
+
+@njit(cache=True, error_model="numpy")
+def ld_next(ld, at, op, operands):
+    """The receiver's registers at its next command."""
+    ld.load_next += 1
+    ld.busy = 1
+    ld.kind = op[at] & 31
+    ld.r_words = 1 if ld.kind == SLICES else operands[at, 1]
+    ld.r_left, ld.r_count = ld.r_words, operands[at, 2]
+    ld.empty = 1 if ld.r_words == 0 or ld.r_count == 0 else 0
 
 
 @njit(cache=True, error_model="numpy")
@@ -146,8 +152,8 @@ def mv_front(mv, k, accept, read_ready):
 
 
 @njit(cache=True, error_model="numpy")
-def mv_step(mv, k, rows, orders, flags, pc, operands, accept, word_valid, read_ready, write_ready):
-    """One cycle of MvUnit. Gives (word taken, stall or STALL_NONE)."""
+def mv_step(mv, k, rows, accept, word_valid, read_ready, write_ready):
+    """One cycle of MvUnit. Gives (word taken, stages that take their next command: `mv_describe` follows, stall or STALL_NONE)."""
     # Decode unit: what the next word is, and whether it may go.
     is_code = mv.d_kind == CODE
     if is_code:
@@ -198,12 +204,14 @@ def mv_step(mv, k, rows, orders, flags, pc, operands, accept, word_valid, read_r
     i_desc = mv.issue_queue > 0 and (mv.i_run == 0 or i_finish)
     s_desc = mv.scale_queue > 0 and (mv.s_run == 0 or s_finish)
     o_desc = mv.write_queue > 0 and mv.o_run == 0
-    given = mv_front(mv, k, accept, read_ready)
-    head, tail = 1 if given == 1 else 0, 1 if given == 2 else 0
-    mv.decode_queue += head - (1 if d_desc else 0)
-    mv.issue_queue += head - (1 if i_desc else 0)
-    mv.write_queue += head - (1 if o_desc else 0)
-    mv.scale_queue += tail - (1 if s_desc else 0)
+    stages = (1 if d_desc else 0) | (2 if i_desc else 0) | (4 if s_desc else 0) | (8 if o_desc else 0)
+    given = mv_front(mv, k, accept, read_ready) if accept or mv.front != IDLE else 0
+    if stages or given:
+        head, tail = 1 if given == 1 else 0, 1 if given == 2 else 0
+        mv.decode_queue += head - (1 if d_desc else 0)
+        mv.issue_queue += head - (1 if i_desc else 0)
+        mv.write_queue += head - (1 if o_desc else 0)
+        mv.scale_queue += tail - (1 if s_desc else 0)
 
     # Registers of the decode unit.
     mv.d_pipe = ((mv.d_pipe << 1) | (1 if slice_end else 0)) & 0xFFFF
@@ -232,16 +240,6 @@ def mv_step(mv, k, rows, orders, flags, pc, operands, accept, word_valid, read_r
         mv.d_kind = SCALE if mv.d_scales and scale_last else first_of_slice
     if d_finish:
         mv.d_run = 0
-    if d_desc:
-        at = orders[mv.d_next]
-        mv.d_next += 1
-        mv.d_run = 1
-        mv.d_bits8 = (flags[pc[at]] >> 3) & 1
-        mv.d_scales = (flags[pc[at]] >> 4) & 1
-        mv.d_stripes_left = operands[at, 3]
-        mv.d_slices = mv.d_slices_left = operands[at, 4]
-        mv.d_part = mv.d_phase = mv.d_scale_phase = 0
-        mv.d_kind = SCALE if mv.d_scales else CODE if mv.d_bits8 else META
 
     # Weight FIFO, issue, array.
     mv.w_used += (1 if reserve else 0) - released
@@ -255,40 +253,36 @@ def mv_step(mv, k, rows, orders, flags, pc, operands, accept, word_valid, read_r
             mv.i_stripes_left -= 1
     if i_finish:
         mv.i_run = 0
-    if i_desc:
-        at = orders[mv.i_next]
-        mv.i_next += 1
-        mv.i_run = 1
-        mv.i_stripes_left = operands[at, 3]
-        mv.i_slices = mv.i_slices_left = operands[at, 4]
 
-    # Results, scales, rows.
-    popped = 1 if s_stripe_end else 0
-    mv.r_used += (1 if issue and last else 0) - popped
-    mv.r_ready += result - popped
-    mv.f_used += (1 if scale_take else 0) - (1 if s_word_pop else 0)
-    mv.f_ready += scale_written - (1 if s_word_pop else 0)
+    # Results, scales, rows. Where nothing is on its way there is nothing to do.
+    r_in = 1 if issue and last else 0
+    if r_in or result:
+        mv.r_used += r_in
+        mv.r_ready += result
+    if scale_take or scale_written:
+        mv.f_used += 1 if scale_take else 0
+        mv.f_ready += scale_written
     if go:
         mv.s_group = (mv.s_group + 1) & (k.result_groups - 1)
-    if s_stripe_end:
-        mv.s_stripes_left -= 1
-        mv.s_phase = 0 if mv.s_phase == k.scale_stripes - 1 else mv.s_phase + 1
-    if s_finish:
-        mv.s_run = 0
-    if s_desc:
-        at = orders[mv.s_next]
-        mv.s_next += 1
-        mv.s_run = 1
-        mv.s_scales = (flags[pc[at]] >> 4) & 1
-        mv.s_stripes_left = operands[at, 3]
-        mv.s_phase = 0
-    mv.s_places += (1 if move else 0) - (1 if go and row_start else 0)
+        if row_start:
+            mv.s_places -= 1
+        if s_stripe_end:
+            mv.r_used -= 1
+            mv.r_ready -= 1
+            mv.s_stripes_left -= 1
+            mv.s_phase = 0 if mv.s_phase == k.scale_stripes - 1 else mv.s_phase + 1
+            if s_word_pop:
+                mv.f_used -= 1
+                mv.f_ready -= 1
+            if s_finish:
+                mv.s_run = 0
     enter_row = mv.s_complete == 1
-    arrived = (mv.s_flow >> (k.scale_stages - 1)) & 1
-    mv.s_complete = 1 if arrived and mv.s_beat == k.row_beats - 1 else 0
-    if arrived:
-        mv.s_beat = 0 if mv.s_beat == k.row_beats - 1 else mv.s_beat + 1
-    mv.s_flow = ((mv.s_flow << 1) | (1 if go else 0)) & 0xFFFF
+    if go or mv.s_flow != 0 or enter_row:
+        arrived = (mv.s_flow >> (k.scale_stages - 1)) & 1
+        mv.s_complete = 1 if arrived and mv.s_beat == k.row_beats - 1 else 0
+        if arrived:
+            mv.s_beat = 0 if mv.s_beat == k.row_beats - 1 else mv.s_beat + 1
+        mv.s_flow = ((mv.s_flow << 1) | (1 if go else 0)) & 0xFFFF
     fifo_step(rows, enter_row, rows_ready)
 
     # Writer.
@@ -297,21 +291,50 @@ def mv_step(mv, k, rows, orders, flags, pc, operands, accept, word_valid, read_r
     if move:
         mv.o_valid = 1
         mv.o_left -= 1
+        mv.s_places += 1
     mv.o_share = 1 if accepted_row else 0
     was_done = mv.done
     mv.done = 1 if o_finish else 0
     if o_finish:
         mv.o_run = 0
-    if o_desc:
-        mv.o_run = 1
-        mv.o_left = operands[orders[mv.o_next], 3] * k.stripe_vb_rows
-        mv.o_next += 1
     mv.commands += (1 if accept else 0) - was_done
-    return take, issue, stall
+    return take, stages, stall
 
 
 @njit(cache=True, error_model="numpy")
-def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, aw_valid, aw_address, wrote, answers):
+def mv_describe(mv, k, stages, orders, flags, pc, operands):
+    """The stages' registers at their next commands; `orders` lists the MVs of the stream."""
+    if stages & 1:
+        at = orders[mv.d_next]
+        mv.d_next += 1
+        mv.d_run = 1
+        mv.d_bits8 = (flags[pc[at]] >> 3) & 1
+        mv.d_scales = (flags[pc[at]] >> 4) & 1
+        mv.d_stripes_left = operands[at, 3]
+        mv.d_slices = mv.d_slices_left = operands[at, 4]
+        mv.d_part = mv.d_phase = mv.d_scale_phase = 0
+        mv.d_kind = SCALE if mv.d_scales else CODE if mv.d_bits8 else META
+    if stages & 2:
+        at = orders[mv.i_next]
+        mv.i_next += 1
+        mv.i_run = 1
+        mv.i_stripes_left = operands[at, 3]
+        mv.i_slices = mv.i_slices_left = operands[at, 4]
+    if stages & 4:
+        at = orders[mv.s_next]
+        mv.s_next += 1
+        mv.s_run = 1
+        mv.s_scales = (flags[pc[at]] >> 4) & 1
+        mv.s_stripes_left = operands[at, 3]
+        mv.s_phase = 0
+    if stages & 8:
+        mv.o_run = 1
+        mv.o_left = operands[orders[mv.o_next], 3] * k.stripe_vb_rows
+        mv.o_next += 1
+
+
+@njit(cache=True, error_model="numpy")
+def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, lanes, answers):
     """One cycle of StUnit. accept: the command taken in this cycle, or -1. Gives its stall or STALL_NONE."""
     from_vb = st.op == Op.STV or st.op == Op.STS
     go = st.issuing == 1 and st.room != 0
@@ -328,13 +351,13 @@ def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, aw_vali
     send = fifo.valid == 1 and st.unanswered != k.st_writes
     target = ring[st.ring_read] & (k.ports - 1)
     for i in range(k.ports):
-        free = aw_valid[i] == 0 or wrote[i] == 1
-        if send and i == target and free:
+        lane = lanes[i]
+        if send and i == target and (lane.aw_valid == 0 or lane.wrote == 1):
             pop = True
-            aw_valid[i] = 1
-            aw_address[i] = ring[st.ring_read] // k.ports
-        elif wrote[i] == 1:
-            aw_valid[i] = 0
+            lane.aw_valid = 1
+            lane.aw_address = ring[st.ring_read] // k.ports
+        elif lane.wrote == 1:
+            lane.aw_valid = 0
     if pop:
         st.ring_read = (st.ring_read + 1) & (ring.size - 1)
     fifo_step(fifo, (st.pipe >> k.vb_stages) & 1 == 1, pop)
