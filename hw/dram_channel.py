@@ -6,7 +6,7 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
 
 from headrace.hw.dram_banks import TIME_BITS, DramBanks
-from headrace.hw.dram_parameters import RATIO_BITS, WIDTHS, geometry, parameter_values, parameters
+from headrace.hw.dram_parameters import FIFO_BITS, RATIO_BITS, WIDTHS, geometry, parameter_values, parameters
 from headrace.hw.dram_pick import index_of, oldest, selected
 from headrace.hw.dram_queue import DramQueue
 from headrace.hw.dram_refresh import DramRefresh
@@ -40,8 +40,8 @@ class DramChannel(wiring.Component):
 
     timing
         The parameters, in cycles of the command clock, which is this component's clock.
-    ports, p, q
-        User ports and their clock: p/q port cycles per cycle (section 7).
+    ports, p, q, port_fifo
+        User ports, their clock of p/q port cycles per cycle, and the tokens that a port holds (section 7).
     settable
         Makes the parameters inputs (`parameters`, see ``dram_parameters``). Of `timing` only the geometry and, as a
         limit, `queue` are fixed then. For simulators that serve many timings with one build.
@@ -62,6 +62,7 @@ class DramChannel(wiring.Component):
         ports: int = 1,
         p: int = 1,
         q: int = 1,
+        port_fifo: int = 1,
         row_bits: int = 24,
         tag_bits: int = 32,
         settable: bool = False,
@@ -71,7 +72,7 @@ class DramChannel(wiring.Component):
         if not 1 <= row_bits <= 32 or not 1 <= tag_bits <= 64:
             raise ValueError(f"row_bits = {row_bits}, tag_bits = {tag_bits}: 1..32 and 1..64 are allowed")
         self.timing, self.ports, self.settable = timing, ports, settable
-        self.values = parameter_values(timing, p=p, q=q)
+        self.values = parameter_values(timing, p=p, q=q, port_fifo=port_fifo)
         self.row_bits, self.tag_bits = row_bits, tag_bits
         super().__init__(
             {
@@ -139,8 +140,8 @@ class DramChannel(wiring.Component):
         # Step 3. Column selection: slots, then the mode's queue.
         slot = Signal(count)
         slot_write = Signal(count)
-        slot_age = [Signal(TIME_BITS, name=f"slot_age{b}") for b in range(count)]
-        slot_older = [Signal(count, name=f"slot_older{b}") for b in range(count)]
+        slot_age = [Signal(TIME_BITS, name=f"slot_age{b}", reset_less=True) for b in range(count)]
+        slot_older = [Signal(count, name=f"slot_older{b}", reset_less=True) for b in range(count)]
         slot_candidates = Signal(count)
         from_slot = Signal()
         with m.If(column_free & slot.any()):
@@ -320,15 +321,13 @@ class DramChannel(wiring.Component):
 
         # Step 6. Acceptance.
         request = self.request.payload
-        tokens = Signal(self.ports)
-        tokens_now = Signal(self.ports)
+        has_tokens = Signal(self.ports)
         phase = Signal(RATIO_BITS + 1)
         phase_next = Signal(RATIO_BITS + 1)
         tick = Signal()
         m.d.comb += [
             phase_next.eq(phase + t.p),
             tick.eq(phase_next >= t.q),
-            tokens_now.eq(tokens | tick.replicate(self.ports)),
         ]
         m.d.sync += phase.eq(Mux(tick, phase_next - t.q, phase_next))
         accept = Signal()
@@ -337,7 +336,7 @@ class DramChannel(wiring.Component):
         same_bank = Signal()
         open_then = Signal()
         m.d.comb += [
-            has_token.eq((tokens_now & (Const(1, self.ports) << request.port)).any()),
+            has_token.eq(tick | (has_tokens >> request.port)[0]),
             self.request.ready.eq(Mux(request.write, writes.room, reads.room) & has_token),
             accept.eq(self.request.valid & self.request.ready),
             reads.accept.eq(accept & ~request.write),
@@ -353,7 +352,16 @@ class DramChannel(wiring.Component):
                     | ((banks.open & ~banks.closing) & one_hot(request.bank)).any()
                 ),
             ]
-        m.d.sync += tokens.eq(tokens_now & ~taken)
+        for i in range(self.ports):
+            tokens = Signal(FIFO_BITS, name=f"tokens{i}")
+            m.d.comb += has_tokens[i].eq(tokens != 0)
+            with m.If(tick & ~taken[i] & (tokens != t.port_fifo)):
+                m.d.sync += tokens.eq(tokens + 1)
+            with m.Elif(~tick & taken[i]):
+                m.d.sync += tokens.eq(tokens - 1)
+            # A full port that gets a token in the cycle in which it gives one loses the new one.
+            with m.Elif(tick & taken[i] & (tokens == t.port_fifo)):
+                m.d.sync += tokens.eq(tokens - 1)
         hit = Signal()
         m.d.comb += hit.eq(open_then & (request.row == Mux(same_bank, row_entry.data.row, open_read.data)))
         for queue in (reads, writes):

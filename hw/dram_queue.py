@@ -70,10 +70,10 @@ class DramQueue(wiring.Component):
         hit = Signal(n)  # the row is open; only of valid entries
         # Places of the entries of a bank, and places older than a place. Bits of places that became free are stale
         # until the place is taken again; `valid` hides them.
-        of_bank = [Signal(n, name=f"of_bank{b}") for b in range(self.banks)]
-        older = [Signal(n, name=f"older{i}") for i in range(n)]
-        before = [Signal(n, name=f"before{i}") for i in range(n)]  # older ones of the same bank
-        rows = [Signal(self.row_bits, name=f"row{i}") for i in range(n)]
+        of_bank = [Signal(n, name=f"of_bank{b}", reset_less=True) for b in range(self.banks)]
+        older = [Signal(n, name=f"older{i}", reset_less=True) for i in range(n)]
+        before = [Signal(n, name=f"before{i}", reset_less=True) for i in range(n)]  # older ones of the same bank
+        rows = [Signal(self.row_bits, name=f"row{i}", reset_less=True) for i in range(n)]
 
         # Choices.
         column_candidates = Signal(n)

@@ -20,6 +20,7 @@ class Case:
     trace: Trace
     ports: int
     port_ratio: Fraction
+    port_fifo: int
     text: str
 
 
@@ -97,15 +98,16 @@ def random_case(seed: int, timing: ChannelTiming, number: int, *, fuzz: bool = F
         refresh=str(rng.choice(refreshes)),
     )
     trace, share = random_trace(rng, pattern, number, timing.banks)
-    ports, ratio = 0, Fraction(1)
+    ports, ratio, fifo = 0, Fraction(1), 1
     if rng.random() < 0.4:
         ports = int(rng.integers(1, 5))
         q = int(rng.integers(1, 12))
         ratio = Fraction(int(rng.integers(1, q + 1)), q)
+        fifo = int(rng.choice([1, 2, 7, 64]))
         if rng.random() < 0.5:
             trace = dataclasses.replace(trace, port=rng.integers(0, ports, number).astype(np.uint8))
     text = (
         f"seed {seed}: {pattern}, writes {share}, {timing.page} page, {timing.refresh} refresh, queue {timing.queue}, "
-        f"ports {ports} at {ratio}, {'fuzzed timing' if fuzz else 'preset timing'}"
+        f"ports {ports} at {ratio} with {fifo} tokens, {'fuzzed timing' if fuzz else 'preset timing'}"
     )
-    return Case(timing=timing, trace=trace, ports=ports, port_ratio=ratio, text=text)
+    return Case(timing=timing, trace=trace, ports=ports, port_ratio=ratio, port_fifo=fifo, text=text)

@@ -42,12 +42,14 @@ int main(int argc, char** argv) {
     PARAMETERS(SET)
     top.clk = 0;
     top.rst = 1;
+    top.load = 1;
     top.request_valid = 0;
     top.eval();
     top.clk = 1;
     top.eval();
     top.clk = 0;
     top.rst = 0;
+    top.load = 0;
     size_t next = 0, done = 0;
     uint64_t quiet = 0, cycle = 0;
     for (; done < count; cycle++) {

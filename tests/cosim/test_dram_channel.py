@@ -39,10 +39,9 @@ def build(timing: ChannelTiming) -> Path:
 
 def difference(case: Case, rtl_timing: ChannelTiming | None = None) -> str:
     """Empty where both implementations give equal cycles, else the first request of which they do not."""
-    expected = simulate(case.trace, case.timing, ports=case.ports, port_ratio=case.port_ratio)
-    accepted, completed = run_channel(
-        build(case.timing), case.trace, rtl_timing or case.timing, ports=case.ports, port_ratio=case.port_ratio
-    )
+    ports = {"ports": case.ports, "port_ratio": case.port_ratio, "port_fifo": case.port_fifo}
+    expected = simulate(case.trace, case.timing, **ports)
+    accepted, completed = run_channel(build(case.timing), case.trace, rtl_timing or case.timing, **ports)
     wrong = (accepted != expected.accepted) | (completed != expected.completed)
     if not wrong.any():
         return ""
