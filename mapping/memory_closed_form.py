@@ -106,7 +106,7 @@ def _visits(timing: ChannelTiming, bank: np.ndarray, row: np.ndarray) -> dict[st
     at = np.minimum(np.searchsorted(unique, wanted), len(unique) - 1)
     stays = unique[at] == wanted
     if timing.page == "closed":  # a row stays open only for what waits with it
-        stays &= first[at] - last[left[follows - 1]] <= timing.queue
+        stays &= first[at] - last[left[follows - 1]] < timing.queue
     opens = np.ones(len(unique), bool)
     opens[at[stays]] = False
     in_order = np.argsort(first, kind="stable")
@@ -193,9 +193,11 @@ def _costs(t: ChannelTiming, p: AccessStatistics, fresh: float) -> dict[str, flo
 def _group_cycles(t: ChannelTiming, p: AccessStatistics, lead: float) -> float:
     """Cycles per burst of a pseudo-channel whose bursts come in runs of one bank group.
 
-    While the queue holds bursts of one group only, one leaves every tCCD_L. Bursts of the next group come into reach
-    w = queue x share places ahead and can be served `lead` cycles later, when a = w - lead / tCCD_L of this group are left;
-    from then on the two groups alternate. So a run of L bursts takes (L - 2 a) tCCD_L + 2 a max(tCCD_S, tCCD_L / 2).
+    While bursts of one group only can be served, one leaves every tCCD_L: `alone` of each run of L. Otherwise two groups
+    alternate. The next group comes into reach w = queue x share places ahead, and can be served `lead` later, which is m
+    bursts of this group. Small w: m bursts are served alone after the next group has come into reach, and as many before
+    as the window leaves: alone = L - 2 (w - m). Larger w: r bursts of the group before are left when the next comes into
+    reach; from run to run r = w - L / 2 - r - alone / 2 and alone = m - r, hence r = (w - L / 2 - m / 2) / 1.5.
     A sibling pseudo-channel's row command comes first in half of the cases. In an irregular pattern groups alternate
     anyway; what waits for its row is in `_waiting`.
     """
@@ -203,10 +205,12 @@ def _group_cycles(t: ChannelTiming, p: AccessStatistics, lead: float) -> float:
         return float(t.ccds)
     window = t.queue * p.pc_share
     lead += t.act_cycles * (t.pcs - 1) / 2 if p.pc_share < 1 else 0
-    beside = min(window - lead / t.ccdl, p.group_run / 2) if p.group_run > 2 else p.group_run / 2
-    beside = (1 - p.irregularity) * beside + p.irregularity * p.group_run / 2
+    run, places = p.group_run, lead / t.ccdl
+    left = (window - run / 2 - places / 2) / 1.5
+    alone = run - 2 * (window - places) if left < 0 else max(0.0, places - left)
+    alone *= (1 - p.irregularity) if run > 2 else 0
     alternating = max(float(t.ccds), t.ccdl / 2)
-    runs = t.ccdl - 2 * beside / p.group_run * (t.ccdl - alternating)
+    runs = alternating + alone / run * (t.ccdl - alternating)
     return max(float(t.ccds), t.ccdl * p.group_share, runs if p.group_share < 1 else 0.0)
 
 

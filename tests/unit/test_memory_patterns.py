@@ -40,7 +40,7 @@ def test_burst_level_is_nearer_than_the_bar_on_ramulators_patterns():
 
 
 @pytest.mark.parametrize("pattern", ["sequential", "bank-group-last", "one-pseudo-channel", "random"])
-@pytest.mark.parametrize("queue", [8, 16, 32, 64])
+@pytest.mark.parametrize("queue", [8, 16, 24, 32, 48, 64])
 def test_closed_form_follows_the_queue(pattern, queue):
     config = load_memory("ramulator2-hbm2-2000")
     for refresh in ("none", "all-bank"):
