@@ -1,6 +1,7 @@
 """DramChannel in Verilator against `headrace.sim.dram`: acceptance and completion cycles of random traces, all equal."""
 
 import dataclasses
+import json
 import time
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from dram_traces import Case, random_case
 
+from headrace.cli import main
 from headrace.hw.dram_channel import DramChannel
 from headrace.hw.dram_parameters import CYCLES
 from headrace.hw.memory_timing import ChannelTiming, channel_timing, load_memory
@@ -93,6 +95,18 @@ def test_idle_latency(write):
     activate = t.rcdwr if write else t.rcdrd
     assert accepted.tolist() == [3, 1000, 2000]
     assert (completed - accepted).tolist() == [1 + activate + data, 1 + data, 1 + t.rp + activate + data]
+
+
+def test_command_gives_the_figures_of_the_burst_level(capsys):
+    documents = []
+    for level in ("burst", "rtl"):
+        arguments = ["--level", level, "--pattern", "random", "--write-share", "0.3", "--requests", "3000", "--seed", "5"]
+        assert main(["hbm", "--json", "--timing", FAST[0], *arguments]) == 0
+        documents.append(json.loads(capsys.readouterr().out))
+    burst, rtl = documents
+    common = set(burst) - {"stamp", "commands"}
+    assert common >= {"bandwidth_bytes_per_s", "efficiency", "latency_cycles_mean", "cycles"}
+    assert {name: rtl[name] for name in common} == {name: burst[name] for name in common}
 
 
 @pytest.mark.parametrize(

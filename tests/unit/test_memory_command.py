@@ -55,7 +55,6 @@ def test_export_comes_back_as_a_pattern(capsys, tmp_path):
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (("--level", "rtl"), "not built"),
         (("--level", "warp"), "allowed: burst"),
         (("--timing", "nothing"), "is not known"),
         (("--pattern", "nothing"), "neither a pattern nor a file"),
