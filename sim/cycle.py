@@ -16,7 +16,7 @@ from headrace.hw.top import control_parameters
 from headrace.sim import cycle_memory
 from headrace.sim.cycle_kernel import BOOT_LOADS, HALTED, REGISTERS, WATCHDOG, run
 from headrace.sim.cycle_sfu import timeline
-from headrace.sim.cycle_state import FIFO, LANE, LD, MV, QUEUE, SEQUENCER, SFU, SIZES, ST, ST_RING, sizes
+from headrace.sim.cycle_state import LANE, LD, MV, QUEUE, SEQUENCER, SFU, SIZES, ST, ST_RING, sizes
 from headrace.sim.cycle_stream import Program, dynamic_stream
 
 HOST_WRITE_CYCLES = 2
@@ -150,7 +150,7 @@ def _state(k: np.ndarray):
     def row(count):
         return np.zeros(count, np.int64)
 
-    state = sequencer, queues, ld, mv, st, sfu, np.zeros(4, FIFO), np.zeros(ports, LANE)
+    state = sequencer, queues, ld, mv, st, sfu, np.zeros(4, cycle_memory.FIFO), np.zeros(ports, LANE)
     rings = (
         np.zeros((4, int(size["queue_depth"])), np.int64), np.zeros((4, int(size["in_flight"])), np.int64), row(ST_RING),
         np.zeros((5, 5), np.int64), np.full(5, -1), row(5),

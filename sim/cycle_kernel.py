@@ -11,10 +11,10 @@ from numba import njit
 
 from headrace.hw.isa import TOKEN_LIMIT, Op, Queue
 from headrace.sim import cycle_memory, cycle_sfu, cycle_units
-from headrace.sim.cycle_memory import ANSWER, QUEUES, WRITE, ar_ready, move_queues, step
+from headrace.sim.cycle_memory import ANSWER, QUEUES, WRITE, ar_ready, fifo_level, fifo_step, move_queues, step
 from headrace.sim.cycle_sfu import AB_READ, AB_WRITE, DEPENDENCY, DRAIN, VB_READ, VB_WRITE
 from headrace.sim.cycle_units import (
-    IDLE, REQUEST, STALL_NONE, burst_finishes, fifo_level, fifo_step, ld_accept, ld_next, ld_step, mv_describe, mv_step, st_step,
+    IDLE, REQUEST, STALL_NONE, burst_finishes, ld_accept, ld_next, ld_step, mv_describe, mv_step, st_step,
 )  # fmt: skip
 
 LD, ST, MV, VEC, SYS = (int(queue) for queue in Queue)
@@ -304,7 +304,7 @@ def _loop(source: str):
             mv_stall = STALL_NONE
             if mv_active or mv_accept or mv.i_valids != 0:
                 slice_read = (mv.i_valids & 1) == 1
-                word, stages, mv_stall = mv_step(mv, k, rows, mv_accept, raw.valid == 1, mv_read_ready, mv_ready)
+                word, stages, mv_stall = mv_step(mv, k, rows, mv_accept, raw.ripe > 0, mv_read_ready, mv_ready)
                 if stages:
                     mv_describe(mv, k, stages, mv_order, flags, pc, operands)
                 if slice_read:

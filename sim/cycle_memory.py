@@ -10,9 +10,13 @@ from numba import njit
 
 from headrace.hw.machine import Machine
 from headrace.hw.sim_memory import MemoryTiming
+from headrace.hw.stream_fifo import StreamFifo
 
-FIFO = np.dtype([(name, "i8") for name in ("stored", "fetched", "valid")])
-"""A StreamFifo's three places (hw/stream_fifo.py): items in the RAM, in its read register, in the output register."""
+FIFO = np.dtype([(name, "i8") for name in ("young", "ripe")])
+"""A StreamFifo (hw/stream_fifo.py) without its data: `young` has a bit for each of the last two cycles in which an item entered, `ripe` counts
+the items that may leave. RAM, read register and output register refill while the output stands still, so an item that entered in cycle e is at
+the output from max(e + StreamFifo.LATENCY, the cycle after the one before it left): a delay and a count say the same as the three places."""
+assert StreamFifo.LATENCY == 3, "two cycles of `young` and one of `ripe`"
 
 PORT = np.dtype(
     [(name, "i8") for name in ("r_valid", "busy", "left", "since", "phase", "read_head", "read_tail", "answer_head", "answer_tail")]
@@ -40,8 +44,20 @@ def create(machine: Machine) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @njit(cache=True, error_model="numpy")
+def fifo_step(fifo, enter, leave):
+    """One cycle: an item enters, the item at the output leaves."""
+    fifo.ripe += (fifo.young >> 1) - (1 if leave else 0)
+    fifo.young = ((fifo.young << 1) | (1 if enter else 0)) & 3
+
+
+@njit(cache=True, error_model="numpy")
+def fifo_level(fifo):
+    return fifo.ripe + (fifo.young & 1) + (fifo.young >> 1)
+
+
+@njit(cache=True, error_model="numpy")
 def ar_ready(port, timing):
-    return port.reads_stored + port.reads_fetched + port.reads_valid < timing.queue
+    return port.reads_ripe + (port.reads_young & 1) + (port.reads_young >> 1) < timing.queue
 
 
 @njit(cache=True, error_model="numpy")
@@ -61,40 +77,28 @@ def step(port, timing, now, ar_valid, w_valid):
     if port.since == timing.trefi:
         port.since = 0
 
-    reads = port.reads_stored + port.reads_fetched + port.reads_valid
-    answers = port.answers_stored + port.answers_fetched + port.answers_valid
-    if not ar_valid and not w_valid and port.r_valid == 0 and port.busy == 0 and reads + answers == 0:
-        return 0
+    reads = port.reads_ripe + (port.reads_young & 1) + (port.reads_young >> 1)
     done = ENTER if ar_valid and reads < timing.queue else 0
-    due = port.busy == 1 or (port.reads_valid == 1 and now >= port.head_due)
-    if slot and w_valid and answers < timing.queue:
-        done |= WRITE
-    elif slot and due:
+    due = port.busy == 1 or (port.reads_ripe > 0 and now >= port.head_due)
+    write = False
+    if w_valid or port.answers_ripe > 0 or port.answers_young > 0:
+        answers = port.answers_ripe + (port.answers_young & 1) + (port.answers_young >> 1)
+        write = slot and w_valid and answers < timing.queue
+        leave = port.answers_ripe > 0 and now >= port.answer_due
+        done |= (WRITE if write else 0) | (ANSWER if leave else 0)
+        port.answers_ripe += (port.answers_young >> 1) - (1 if leave else 0)
+        port.answers_young = ((port.answers_young << 1) | (1 if write else 0)) & 3
+    port.r_valid = 0
+    if slot and due and not write:
         done |= READ
+        port.r_valid = 1
         if port.busy == 0:
             done |= TAKE
             port.left = port.head_beats
         port.left -= 1
         port.busy = 1 if port.left > 0 else 0
-    port.r_valid = done & READ
-
-    # The read queue is a StreamFifo; so is that of the responses' cycles.
-    if reads or done & ENTER:
-        take = done & TAKE != 0
-        move = port.reads_fetched == 1 and (port.reads_valid == 0 or take)
-        fetch = port.reads_stored > 0 and (port.reads_fetched == 0 or move)
-        port.reads_valid = 1 if port.reads_fetched == 1 or (port.reads_valid == 1 and not take) else 0
-        port.reads_fetched = 1 if fetch or (port.reads_fetched == 1 and not move) else 0
-        port.reads_stored += (1 if done & ENTER else 0) - (1 if fetch else 0)
-    if answers or done & WRITE:
-        leave = port.answers_valid == 1 and now >= port.answer_due
-        if leave:
-            done |= ANSWER
-        move = port.answers_fetched == 1 and (port.answers_valid == 0 or leave)
-        fetch = port.answers_stored > 0 and (port.answers_fetched == 0 or move)
-        port.answers_valid = 1 if port.answers_fetched == 1 or (port.answers_valid == 1 and not leave) else 0
-        port.answers_fetched = 1 if fetch or (port.answers_fetched == 1 and not move) else 0
-        port.answers_stored += (1 if done & WRITE else 0) - (1 if fetch else 0)
+    port.reads_ripe += (port.reads_young >> 1) - (1 if done & TAKE else 0)
+    port.reads_young = ((port.reads_young << 1) | (1 if done & ENTER else 0)) & 3
     return done
 
 

@@ -37,8 +37,7 @@ SIZES = _record(
     "vb_stages pairs_per_stripe st_fifo st_writes"
 )
 
-FIFO = _record("stored fetched valid")
-LANE = _record("ar_valid aw_valid aw_address taken arrived wrote stored fetched valid")
+LANE = _record("ar_valid aw_valid aw_address taken arrived wrote young ripe")
 """A port on the machine's side: LD's and ST's registers, what the memory does in this cycle, and LD's FIFO of beats."""
 SEQUENCER = _record("running x x_valid next state answer redirect boot boot_index boot_left boot_finished boot_answered quiet")
 QUEUE = _record("head behind ring_read ring_write count oldest newest kept")

@@ -7,28 +7,12 @@ without the data.
 from numba import njit
 
 from headrace.hw.isa import Op
+from headrace.sim.cycle_memory import fifo_step
 
 WEIGHTS, ROWS, SLICES, SYS = 1, 2, 3, 4  # LD's kinds: low bits of the opcode
 SCALE, META, CODE = 0, 1, 2
 IDLE, CHECK, HAND, REQUEST, SCALE_READ, GIVE = range(6)
 STALL_NONE = -1
-
-
-@njit(cache=True, error_model="numpy")
-def fifo_step(fifo, enter, ready):
-    """A StreamFifo: an item written in cycle t stands at the output in t + 3."""
-    if not enter and fifo.stored == 0 and fifo.fetched == 0 and fifo.valid == 0:
-        return
-    move = fifo.fetched == 1 and (fifo.valid == 0 or ready)
-    fetch = fifo.stored > 0 and (fifo.fetched == 0 or move)
-    fifo.valid = 1 if fifo.fetched == 1 or (fifo.valid == 1 and not ready) else 0
-    fifo.fetched = 1 if fetch or (fifo.fetched == 1 and not move) else 0
-    fifo.stored += (1 if enter else 0) - (1 if fetch else 0)
-
-
-@njit(cache=True, error_model="numpy")
-def fifo_level(fifo):
-    return fifo.stored + fifo.fetched + fifo.valid
 
 
 @njit(cache=True, error_model="numpy")
@@ -67,7 +51,7 @@ def ld_step(ld, k, loads, lanes, accept, waiting, weights_ready, sys_ready, vb_r
     # Receive.
     joined = True
     for i in range(k.ports):
-        if lanes[i].valid == 0:
+        if lanes[i].ripe == 0:
             joined = False
     available = ld.busy == 1 and ld.empty == 0 and joined
     kind = ld.kind
@@ -91,7 +75,7 @@ def ld_step(ld, k, loads, lanes, accept, waiting, weights_ready, sys_ready, vb_r
             ld.r_left -= 1
     if moved and kind == ROWS:
         ld.part = 0 if last_part else ld.part + 1
-    next_load = loads.valid == 1 and (ld.busy == 0 or finish)
+    next_load = loads.ripe > 0 and (ld.busy == 0 or finish)
     if finish:
         ld.busy = 0
     ld.inside += (1 if accept else 0) - ld.unit_last
@@ -188,7 +172,7 @@ def mv_step(mv, k, rows, accept, word_valid, read_ready, write_ready):
 
     # Writer.
     rows_ready = mv.o_run == 1 and mv.o_left != 0 and (mv.o_valid == 0 or write_ready)
-    move = rows_ready and rows.valid == 1
+    move = rows_ready and rows.ripe > 0
     accepted_row = mv.o_valid == 1 and write_ready
     o_finish = mv.o_run == 1 and mv.o_left == 0 and mv.o_valid == 0 and mv.o_share == 0
 
@@ -283,7 +267,7 @@ def mv_step(mv, k, rows, accept, word_valid, read_ready, write_ready):
         if arrived:
             mv.s_beat = 0 if mv.s_beat == k.row_beats - 1 else mv.s_beat + 1
         mv.s_flow = ((mv.s_flow << 1) | (1 if go else 0)) & 0xFFFF
-    fifo_step(rows, enter_row, rows_ready)
+    fifo_step(rows, enter_row, move)
 
     # Writer.
     if accepted_row:
@@ -348,7 +332,7 @@ def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, lanes, 
 
     # Ports: AW and W of one beat wait in registers of their port, taken together.
     pop = False
-    send = fifo.valid == 1 and st.unanswered != k.st_writes
+    send = fifo.ripe > 0 and st.unanswered != k.st_writes
     target = ring[st.ring_read] & (k.ports - 1)
     for i in range(k.ports):
         lane = lanes[i]

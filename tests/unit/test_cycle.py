@@ -9,6 +9,7 @@ from headrace.hw.ld_unit import LdUnit
 from headrace.hw.machine import load_machine
 from headrace.hw.sfu_timing import NOP_CYCLES, sfu_cycles, sfu_vector_accesses
 from headrace.sim.cycle import CycleError, simulate
+from headrace.sim.cycle_memory import FIFO, fifo_level, fifo_step
 from headrace.sim.cycle_sfu import VB_READ, VB_WRITE, timeline
 from headrace.sim.cycle_stream import StreamError
 
@@ -106,3 +107,25 @@ def test_values_steer_the_program():
     ]  # fmt: skip
     assert [mark for mark, _ in simulate(program, NANO, values=(7,)).marks] == [1]
     assert simulate(program, NANO, values=(8,)).marks == ()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fifo_is_the_three_places_of_the_rtl(seed):
+    """hw/stream_fifo.py's own equations (RAM, read register, output register) against the delay and count of the cycle simulator."""
+    print("seed", seed)
+    rng = np.random.default_rng(seed)
+    stored = fetched = valid = 0
+    fifo = np.zeros(1, FIFO)
+    depth = 16
+    enters, readies = rng.random(3000) < rng.uniform(0.2, 0.9), rng.random(3000) < rng.uniform(0.2, 0.9)
+    for enter, ready in zip(enters.tolist(), readies.tolist(), strict=True):
+        level = stored + fetched + valid
+        assert fifo_level(fifo[0]) == level
+        assert (fifo[0]["ripe"] > 0) == bool(valid)
+        enter = enter and level < depth
+        leave = ready and bool(valid)
+        move = fetched and (not valid or ready)
+        fetch = stored > 0 and (not fetched or move)
+        valid, fetched = int(bool(fetched) or (bool(valid) and not ready)), int(fetch or (bool(fetched) and not move))
+        stored += int(enter) - int(fetch)
+        fifo_step(fifo[0], enter, leave)
