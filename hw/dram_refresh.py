@@ -1,6 +1,6 @@
 """DramRefresh: when a refresh of a memory channel is due, and of what (``docs/memory.md``, section 6)."""
 
-from amaranth.hdl import Const, Module, Mux, Signal
+from amaranth.hdl import Module, Mux, Signal
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
@@ -44,7 +44,7 @@ class DramRefresh(wiring.Component):
         event = Signal()
         m.d.comb += [
             event.eq(elapsed == self.parameters.refi),
-            self.pcs.eq(Mux(event & ~pending.any(), Const(-1, self.pseudo_channels), pending)),
+            self.pcs.eq(pending | event.replicate(self.pseudo_channels)),
         ]
         m.d.sync += [
             elapsed.eq(Mux(event, 1, elapsed + 1)),

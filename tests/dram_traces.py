@@ -79,7 +79,7 @@ def fuzzed(rng: np.random.Generator, timing: ChannelTiming) -> ChannelTiming:
     refi = int(rng.integers(400, 3000))
     return dataclasses.replace(
         timing, **values, bl=bl, ccds=ccds, ccdl=ccds + int(rng.integers(0, 4)), refi=refi,
-        rfc=int(rng.integers(1, refi // 4)), rfcpb=int(rng.integers(1, 80)), buses=int(rng.integers(1, 3)),
+        rfc=int(rng.integers(1, refi * 42 // 100)), rfcpb=int(rng.integers(1, 80)), buses=int(rng.integers(1, 3)),
         act_cycles=int(rng.integers(1, 5)), pre_cycles=int(rng.integers(1, 4)), column_cycles=int(rng.integers(1, 4)),
     )  # fmt: skip
 
