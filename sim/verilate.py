@@ -109,14 +109,23 @@ def _run(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], log: Path
         raise RuntimeError(f"{what} failed with status {status}; the whole log is {keep}\n{tail}")
 
 
+_OWN_MACRO = re.compile(r"-D(?!VL_|VM_|VERILATOR)\w+(=\S*)?")
+"""A macro of the bench: Verilator's own begin with VL_, VM_ or VERILATOR."""
+
+
 def _runtime_key(objects: Path, variables: Sequence[str]) -> str:
-    """What the objects of Verilator's runtime depend on: versions, make variables, the user's C flags."""
+    """What the objects of Verilator's runtime depend on: versions, make variables, the user's C flags.
+
+    A bench's own macros (``-DNAME``) and the model's optimisation do not reach the runtime, and its 35 CPU-seconds are not to be spent again on them.
+    """
     text = (objects / f"{_PREFIX}.mk").read_text() + (objects / f"{_PREFIX}_classes.mk").read_text()
     settings = re.findall(r"^VM_(?:COVERAGE|SC|TIMING|TRACE\w*) = .*$", text, re.M)
     cflags = re.search(r"^VM_USER_CFLAGS = \\\n((?: +\S.*\n)*)", text, re.M)
     if cflags is None or len(settings) < 5:
         raise RuntimeError("Verilator's generated makefiles have changed form: VM_USER_CFLAGS or VM_TRACE not found")
-    return _digest(verilator_version(), _compiler_version(compiler()), *variables, *settings, cflags.group(1))
+    options = [word for word in cflags.group(1).replace("\\", " ").split() if not _OWN_MACRO.fullmatch(word)]
+    kept = [variable for variable in variables if not variable.startswith("OPT_FAST=")]
+    return _digest(verilator_version(), _compiler_version(compiler()), *kept, *settings, *options)
 
 
 def _runtime_objects(classes: Path) -> list[str]:
