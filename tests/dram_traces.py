@@ -76,10 +76,11 @@ def fuzzed(rng: np.random.Generator, timing: ChannelTiming) -> ChannelTiming:
     values["rc"] = int(rng.integers(1, 3 * top))
     bl = int(rng.integers(1, 5))
     ccds = bl + int(rng.integers(0, 3))
-    refi = int(rng.integers(400, 3000))
+    # One in four so short that a refresh may still be pending when the next one is due.
+    refi = int(rng.integers(70, 200) if rng.random() < 0.25 else rng.integers(400, 3000))
     return dataclasses.replace(
         timing, **values, bl=bl, ccds=ccds, ccdl=ccds + int(rng.integers(0, 4)), refi=refi,
-        rfc=int(rng.integers(1, refi * 42 // 100)), rfcpb=int(rng.integers(1, 80)), buses=int(rng.integers(1, 3)),
+        rfc=int(rng.integers(1, refi * 42 // 100)), rfcpb=int(rng.integers(1, min(refi, 80))), buses=int(rng.integers(1, 3)),
         act_cycles=int(rng.integers(1, 5)), pre_cycles=int(rng.integers(1, 4)), column_cycles=int(rng.integers(1, 4)),
     )  # fmt: skip
 
