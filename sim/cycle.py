@@ -153,7 +153,7 @@ def _state(k: np.ndarray):
     state = sequencer, queues, ld, mv, st, sfu, np.zeros(4, cycle_memory.FIFO), np.zeros(ports, LANE)
     rings = (
         np.zeros((4, int(size["queue_depth"])), np.int64), np.zeros((4, int(size["in_flight"])), np.int64), row(ST_RING),
-        np.zeros((5, 5), np.int64), np.full(5, -1), row(5),
+        np.zeros((5, 5), np.int64), row(5), np.full(5, -1), row(5),
     )  # fmt: skip
     return state, rings
 

@@ -37,11 +37,13 @@ SOURCE = hashlib.sha256(
 
 
 @njit(cache=True, error_model="numpy")
-def queue_ok(tokens, q, wait):
+def take_tokens(tokens, held, q, wait):
+    """Queue q takes one token from every queue of the mask. held[q]: mask of the queues of which q has a token."""
     for b in range(5):
-        if (wait >> b) & 1 and tokens[b, q] == 0:
-            return False
-    return True
+        if (wait >> b) & 1:
+            tokens[b, q] -= 1
+            if tokens[b, q] == 0:
+                held[q] &= ~(1 << b)
 
 
 @njit(cache=True, error_model="numpy")
@@ -99,7 +101,7 @@ def _loop(source: str):
         raw, loads, rows, writes = fifos[0], fifos[1], fifos[2], fifos[3]
         ports, timings, port_rings = memory
         timing = timings[0]
-        queue_rings, started, st_ring, tokens, retired, done = rings
+        queue_rings, started, st_ring, tokens, held, retired, done = rings
         flags, wait_of, release_of = program
         op, pc, operands, branch_taken, ld_order, mv_order, vec_offset, vec_length, marks = stream
         dispatch_at, start_at, retire_at = times
@@ -179,10 +181,8 @@ def _loop(source: str):
                     else:
                         activity = EXECUTE
                         if s.state == ISSUE:
-                            if queue_ok(tokens, SYS, wait_of[pc[x]]):
-                                for b in range(5):
-                                    if (wait_of[pc[x]] >> b) & 1:
-                                        tokens[b, SYS] -= 1
+                            if wait_of[pc[x]] & ~held[SYS] == 0:
+                                take_tokens(tokens, held, SYS, wait_of[pc[x]])
                                 dispatch_at[x] = start_at[x] = cycle
                                 if op[x] == Op.MUL:
                                     s.state = MULTIPLY
@@ -231,7 +231,7 @@ def _loop(source: str):
                     start = False
                     if head >= 0:
                         wait = wait_of[pc[head]]
-                        ok = queue_ok(tokens, q, wait)
+                        ok = wait & ~held[q] == 0
                         if ok and queue.count != k.in_flight:
                             nop = op[head] & 31 == 0
                             start = (
@@ -240,9 +240,8 @@ def _loop(source: str):
                             )  # fmt: skip
                             if start:
                                 start_at[head] = cycle
-                                for b in range(5):
-                                    if (wait >> b) & 1:
-                                        tokens[b, q] -= 1
+                                if wait != 0:
+                                    take_tokens(tokens, held, q, wait)
                                 if not nop:
                                     if q == LD:
                                         ld_taken = ld.accepted
@@ -373,6 +372,7 @@ def _loop(source: str):
                         for b in range(5):
                             if (release >> b) & 1:
                                 tokens[q, b] += 1
+                                held[b] |= 1 << q
                                 if tokens[q, b] > TOKEN_LIMIT:
                                     status, culprit = TOKEN_OVERFLOW, q
                         if q == SYS and op[at] == Op.HALT:
