@@ -1,8 +1,9 @@
 """The timing rules of ``docs/memory.md`` as one numba function; `headrace.sim.dram` is its front.
 
-Two things make it quick and change no result. Cycles in which nothing can happen are skipped: a selection that finds
+Three things make it quick and change no result. Cycles in which nothing can happen are skipped: a selection that finds
 nothing also collects the earliest cycle in which one of its candidates could become legal (`wake`). And a queue is
 searched again only after that cycle, or after a change that could bring another candidate (`column_next`, `row_next`).
+And an entry that needs a row command is looked at again only when its bank's own times allow one (`bound`).
 """
 
 import numpy as np
@@ -64,6 +65,7 @@ def run_channel(parameters, bank_of, row_of, write_of, arrival, port_of, ports, 
     slots = np.empty(banks, np.int64)
     slots_used = 0
     queues = np.empty((2, QUEUE_ROOM), np.int64)
+    bound = np.zeros((2, QUEUE_ROOM), np.int64)  # of an entry: no hit, and no legal row command before; 0: not known
     head = np.zeros(2, np.int64)
     tail = np.zeros(2, np.int64)
     write_mode = 0
@@ -181,6 +183,9 @@ def run_channel(parameters, bank_of, row_of, write_of, arrival, port_of, ports, 
                 if search_row:
                     blocked = np.uint64(0)
                 for place in range(head[mode], tail[mode]):
+                    if bound[mode, place] > t:
+                        row_soon = min(row_soon, bound[mode, place])
+                        continue
                     entry = queues[mode, place]
                     b = entry & BANK_MASK
                     if b == refpb_bank:
@@ -211,12 +216,17 @@ def run_channel(parameters, bank_of, row_of, write_of, arrival, port_of, ports, 
                                 need_row = False
                                 if not need_column:
                                     break
-                            elif ok < row_soon:
-                                row_soon = ok
+                            else:
+                                bound[mode, place] = ok
+                                row_soon = min(row_soon, ok)
+                        elif pre_ok[b] > t:
+                            if closed_page == 0:  # an auto-precharge may close the bank for an earlier activate
+                                bound[mode, place] = pre_ok[b]
+                            row_soon = min(row_soon, pre_ok[b])
                         elif slot[b] >= 0 or b == column_bank or (hit_banks >> np.uint64(b)) & np.uint64(1):
                             blocked |= np.uint64(1) << np.uint64(b)
                         else:
-                            ok = max(pre_ok[b], pc_pre_ok[pc_of[b]])
+                            ok = pc_pre_ok[pc_of[b]]
                             if ok <= t:
                                 row_kind = 2
                                 row_bank = b
@@ -327,6 +337,7 @@ def run_channel(parameters, bank_of, row_of, write_of, arrival, port_of, ports, 
             else:
                 for place in range(column_place, head[mode], -1):
                     queues[mode, place] = queues[mode, place - 1]
+                    bound[mode, place] = bound[mode, place - 1]
                 head[mode] += 1
                 if row_kind and row_place >= 0 and row_place < column_place:
                     row_place += 1
@@ -343,10 +354,18 @@ def run_channel(parameters, bank_of, row_of, write_of, arrival, port_of, ports, 
                 key = queues[mode, row_place] & PLACE_MASK
                 for place in range(row_place, head[mode], -1):
                     queues[mode, place] = queues[mode, place - 1]
+                    bound[mode, place] = bound[mode, place - 1]
                 head[mode] += 1
                 alike = 0
-                for place in range(head[mode], tail[mode]):
-                    alike += (queues[mode, place] & PLACE_MASK) == key
+                for kind in range(2):
+                    found = 0
+                    for place in range(head[kind], tail[kind]):
+                        found += (queues[kind, place] & PLACE_MASK) == key
+                    if found:
+                        for place in range(head[kind], tail[kind]):
+                            if (queues[kind, place] & PLACE_MASK) == key:
+                                bound[kind, place] = 0
+                    alike += found
                 if alike:
                     column_next = min(column_next, t + 1)
                 slot[b] = request
@@ -419,10 +438,12 @@ def run_channel(parameters, bank_of, row_of, write_of, arrival, port_of, ports, 
                         used = tail[w] - head[w]
                         for place in range(used):
                             queues[w, place] = queues[w, head[w] + place]
+                            bound[w, place] = bound[w, head[w] + place]
                         head[w] = 0
                         tail[w] = used
                     b = bank_of[following]
                     queues[w, tail[w]] = following << REQUEST_SHIFT | row_of[following] << ROW_SHIFT | b
+                    bound[w, tail[w]] = 0
                     tail[w] += 1
                     if w == mode:
                         if open_row[b] == row_of[following]:

@@ -69,6 +69,16 @@ def test_every_cycle_equals_the_literal_rules(seed):
     assert result.completed.tolist() == completed
 
 
+def test_auto_precharge_may_come_before_a_waiting_precharge_could():
+    """A read closes its row while the recovery of an earlier write still holds a precharge back."""
+    rng = np.random.default_rng(10_051)
+    timing = random_timing(rng)
+    requests = random_requests(rng, timing, 10_000)[:720]
+    assert timing.page == "closed"
+    _, completed, _ = run(timing, requests)
+    assert simulate(make(requests), timing).completed.tolist() == completed
+
+
 def test_the_comparison_sees_a_parameter_that_is_one_off():
     rng = np.random.default_rng(1)
     timing = channel_timing(BASE, refresh="all-bank")
