@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.hw.control import ControlParameters
 from headrace.hw.isa import Instruction, Op, Queue
 from headrace.hw.machine import Machine
 from headrace.hw.top import control_parameters
 from headrace.sim import cycle_memory
 from headrace.sim.cycle_kernel import BOOT_LOADS, HALTED, REGISTERS, WATCHDOG, run
 from headrace.sim.cycle_sfu import timeline
-from headrace.sim.cycle_state import LANE, LD, MV, QUEUE, SEQUENCER, SFU, SIZES, ST, ST_RING, sizes
+from headrace.sim.cycle_state import LANE, LD, MV, QUEUE, SEQUENCER, SFU, ST, ST_RING, sizes
 from headrace.sim.cycle_stream import Program, dynamic_stream
 
 HOST_WRITE_CYCLES = 2
@@ -131,9 +130,9 @@ def _vec_timelines(op: np.ndarray, flags: np.ndarray, operands: np.ndarray) -> t
     kinds, place = np.unique(np.column_stack([flags[vec] & 0xFF, operands[vec, 4], operands[vec, 5]]), axis=0, return_inverse=True)
     place = place.reshape(-1)
     parts = [timeline(*(int(v) for v in kind)) for kind in kinds]
-    sizes_ = np.array([len(part) for part in parts])
-    offsets[vec] = (np.cumsum(sizes_) - sizes_)[place]
-    lengths[vec] = sizes_[place] - 1
+    counts = np.array([len(part) for part in parts])
+    offsets[vec] = (np.cumsum(counts) - counts)[place]
+    lengths[vec] = counts[place] - 1
     return offsets, lengths, np.concatenate(parts)
 
 
@@ -157,5 +156,3 @@ def _state(k: np.ndarray):
     )  # fmt: skip
     return state, rings
 
-
-__all__ = ["ControlParameters", "CycleError", "CycleResult", "SIZES", "host_cycles", "simulate"]

@@ -39,7 +39,7 @@ SIZES = _record(
 
 LANE = _record("ar_valid aw_valid aw_address taken arrived wrote young ripe")
 """A port on the machine's side: LD's and ST's registers, what the memory does in this cycle, and LD's FIFO of beats."""
-SEQUENCER = _record("running x x_valid next state answer redirect boot boot_index boot_left boot_finished boot_answered quiet")
+SEQUENCER = _record("running x x_valid next state answer redirect boot boot_index boot_left boot_finished quiet")
 QUEUE = _record("head behind ring_read ring_write count oldest newest kept")
 LD = _record(
     # BurstGenerator
@@ -62,7 +62,7 @@ MV = _record(
     "o_next o_run o_left o_valid o_share done"
 )
 ST = _record("running start issuing room command op source index length heads place head stripe pipe ring_read ring_write unanswered done")
-SFU = _record("running start length offset done")
+SFU = _record("running start length offset")
 
 ST_RING = 32
 """Places of stores between request and port: more than FIFO_BEATS."""
