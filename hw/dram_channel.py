@@ -55,6 +55,9 @@ class DramChannel(wiring.Component):
     Latency: a request is scheduled from the cycle after its acceptance on. One acceptance and one `done` a cycle.
     """
 
+    LATENCY = 1
+    INITIATION_INTERVAL = 1
+
     def __init__(
         self,
         timing: ChannelTiming,

@@ -28,20 +28,20 @@ ANSWER = np.dtype([("accepted", "<i8"), ("completed", "<i8")])
 
 
 class DramBench(wiring.Component):
-    """A `DramChannel` with settable parameters under plain port names, for the C++ bench.
+    """A `DramChannel` under plain port names, for the C++ bench.
 
-    The parameters are registers, written from the `set_` inputs while `load` is 1: as inputs of the channel they would
-    make a simulator evaluate all of it again whenever an input changes.
+    Where the parameters are settable they are registers, written from the `set_` inputs while `load` is 1: as inputs of
+    the channel they would make a simulator evaluate all of it again whenever an input changes.
     """
 
-    def __init__(self, timing: ChannelTiming, *, queue: int):
-        self.channel = DramChannel(dataclasses.replace(timing, queue=queue), ports=MAX_PORTS, settable=True)
-        request, done = self.channel.request.payload, self.channel.done.payload
+    def __init__(self, channel: DramChannel):
+        self.channel = channel
+        request, done = channel.request.payload, channel.done.payload
         super().__init__(
             {f"request_{name}": In(len(request[name])) for name in request.shape().members}
             | {f"done_{name}": Out(len(done[name])) for name in done.shape().members}
-            | {"request_valid": In(1), "request_ready": Out(1), "done_valid": Out(1), "load": In(1), "now": Out(len(self.channel.now))}
-            | {f"set_{name}": In(width) for name, width in WIDTHS.items()}
+            | {"request_valid": In(1), "request_ready": Out(1), "done_valid": Out(1), "load": In(1), "now": Out(len(channel.now))}
+            | {f"set_{name}": In(width) for name, width in WIDTHS.items() if channel.settable}
         )
 
     def elaborate(self, platform):
@@ -50,11 +50,12 @@ class DramBench(wiring.Component):
         request, done = channel.request, channel.done
         m.d.comb += [request.payload[name].eq(getattr(self, f"request_{name}")) for name in request.payload.shape().members]
         m.d.comb += [getattr(self, f"done_{name}").eq(done.payload[name]) for name in done.payload.shape().members]
-        for name, width in WIDTHS.items():
-            value = Signal(width, name=f"parameter_{name}", reset_less=True)
-            with m.If(self.load):
-                m.d.sync += value.eq(getattr(self, f"set_{name}"))
-            m.d.comb += getattr(channel.parameters, name).eq(value)
+        if channel.settable:
+            for name, width in WIDTHS.items():
+                value = Signal(width, name=f"parameter_{name}", reset_less=True)
+                with m.If(self.load):
+                    m.d.sync += value.eq(getattr(self, f"set_{name}"))
+                m.d.comb += getattr(channel.parameters, name).eq(value)
         m.d.comb += [
             request.valid.eq(self.request_valid),
             self.request_ready.eq(request.ready),
@@ -64,7 +65,7 @@ class DramBench(wiring.Component):
         return m
 
 
-def channel_verilog(timing: ChannelTiming, *, queue: int = MAX_QUEUE) -> str:
+def settable_verilog(timing: ChannelTiming, *, queue: int = MAX_QUEUE) -> str:
     """Verilog of a channel with `timing`'s geometry, up to `queue` entries, and settable parameters; module ``top``.
 
     Kept in the build cache under a hash of all it depends on: emission takes several seconds.
@@ -75,19 +76,27 @@ def channel_verilog(timing: ChannelTiming, *, queue: int = MAX_QUEUE) -> str:
         hasher.update(f"{len(text)}:{text}".encode())
     kept = cache_directory() / "verilog" / f"{hasher.hexdigest()[:24]}.v"
     if not kept.is_file():
+        channel = DramChannel(dataclasses.replace(timing, queue=queue), ports=MAX_PORTS, settable=True)
         kept.parent.mkdir(exist_ok=True)
         temporary = kept.with_suffix(f".{os.getpid()}.part")
-        temporary.write_text(to_verilog(DramBench(timing, queue=queue), "top"))
+        temporary.write_text(to_verilog(DramBench(channel), "top"))
         temporary.replace(kept)
     return kept.read_text()
 
 
-def build_channel(timing: ChannelTiming, *, queue: int = MAX_QUEUE, verilog: str | None = None) -> Path:
-    """The executable that runs traces through `channel_verilog`, or through `verilog`. Built once, then cached."""
+def build_channel(timing: ChannelTiming, *, queue: int = MAX_QUEUE) -> Path:
+    """The executable for every timing of `timing`'s geometry with up to `queue` entries. Built once, then cached."""
+    return _build(settable_verilog(timing, queue=queue), list(WIDTHS))
+
+
+def build_fixed(channel: DramChannel) -> Path:
+    """The executable of a channel whose parameters are constants: its runs need the same ones."""
+    return _build(to_verilog(DramBench(channel), "top"), [])
+
+
+def _build(verilog: str, inputs: list[str]) -> Path:
     text = (Path(__file__).parent / "cpp" / "dram_bench.cpp").read_text()
-    ports = "".join(f" X({name})" for name in WIDTHS)
-    if verilog is None:
-        verilog = channel_verilog(timing, queue=queue)
+    ports = "".join(f" X({name})" for name in inputs)
     return build_executable({"top.v": verilog}, "top", f"#define PARAMETERS(X){ports}\n{text}")
 
 
@@ -99,10 +108,12 @@ def run_channel(
     ports: int = 0,
     port_ratio: Fraction = Fraction(1),
     port_fifo: int = 1,
+    fixed: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Acceptance and completion cycles (int64, N) of `trace`. Arguments as `headrace.sim.dram.simulate`.
 
-    `executable` is a `build_channel` of the same geometry and at least `timing.queue` entries. `ports` = 0: no limit.
+    `executable` is a `build_channel` of the same geometry and at least `timing.queue` entries, or with `fixed` a
+    `build_fixed` of the same parameters. `ports` = 0: no limit.
     """
     records = np.zeros(len(trace), REQUEST)
     records["bank"], records["row"], records["write"] = trace.bank, trace.row, trace.write
@@ -117,7 +128,7 @@ def run_channel(
     with tempfile.TemporaryDirectory(prefix="headrace-dram-") as name:
         folder = Path(name)
         records.tofile(folder / "trace")
-        command = [executable, folder / "trace", folder / "result", str(stall), *(str(values[key]) for key in WIDTHS)]
+        command = [executable, folder / "trace", folder / "result", str(stall), *(str(values[key]) for key in WIDTHS if not fixed)]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
             raise RuntimeError(f"the simulated channel ended with status {result.returncode}: {result.stderr.strip()}")

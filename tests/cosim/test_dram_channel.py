@@ -3,19 +3,20 @@
 import dataclasses
 import json
 import time
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from dram_traces import Case, random_case
+from dram_traces import PATTERNS, Case, random_case, random_trace
 
 from headrace.cli import main
 from headrace.hw.dram_channel import DramChannel
 from headrace.hw.dram_parameters import CYCLES
 from headrace.hw.memory_timing import ChannelTiming, channel_timing, load_memory
 from headrace.sim.dram import Trace, simulate
-from headrace.sim.dram_rtl import build_channel, geometry_name, run_channel
+from headrace.sim.dram_rtl import build_channel, build_fixed, geometry_name, run_channel
 
 pytestmark = pytest.mark.cosim
 
@@ -120,6 +121,20 @@ def test_command_gives_the_figures_of_the_burst_level(capsys):
 def test_bad_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         DramChannel(preset(FAST[0]), **arguments)
+
+
+@pytest.mark.nightly
+def test_constant_parameters():
+    """A channel as a machine would hold it: all parameters constants, two ports slower than the memory."""
+    timing = channel_timing(load_memory(FAST[0]), queue=16, page="closed", refresh="per-bank")
+    executable = build_fixed(DramChannel(timing, ports=2, p=9, q=20, port_fifo=8))
+    ports = {"ports": 2, "port_ratio": Fraction(9, 20), "port_fifo": 8}
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        trace, _ = random_trace(rng, PATTERNS[seed % len(PATTERNS)], 3000, timing.banks)
+        expected = simulate(trace, timing, **ports)
+        accepted, completed = run_channel(executable, trace, timing, **ports, fixed=True)
+        assert np.array_equal(accepted, expected.accepted) and np.array_equal(completed, expected.completed), f"seed {seed}"
 
 
 @pytest.mark.nightly
