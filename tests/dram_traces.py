@@ -98,6 +98,10 @@ def random_case(seed: int, timing: ChannelTiming, number: int, *, fuzz: bool = F
         page=str(rng.choice(["open", "closed"])),
         refresh=str(rng.choice(refreshes)),
     )
+    if fuzz and timing.refresh == "per-bank":
+        # More frequent refreshes than this leave no cycle to activate a bank in: the rules put refresh first.
+        least = 2 * timing.banks * (timing.rrefd + timing.rrds + timing.pre_cycles)
+        timing = dataclasses.replace(timing, refi=max(timing.refi, least))
     trace, share = random_trace(rng, pattern, number, timing.banks)
     ports, ratio, fifo = 0, Fraction(1), 1
     if rng.random() < 0.4:
