@@ -1,8 +1,7 @@
 """The resource model: DSPs, LUTs, flip-flops, block RAMs and UltraRAMs of a machine, block by block, from its description.
 
 DSPs and memories follow from structure and are exact. LUTs and flip-flops come from points: *synthesised* ones were counted by Yosys
-(`hw.synth`, xcup) on the shipped machines, *summed* ones are sums over parts of which all large ones were synthesised so, *stated* ones are
-sums of the costs that the parts' docstrings state. With points
+(`headrace synth`, xcup) on the shipped machines, *stated* ones add costs that the parts' docstrings state. With points
 at two sizes a block is a line in the size of what it repeats; with one it is proportional to it, which counts what it has once too often on
 larger machines. A block without points has None, and so has the machine's sum then: unknown, never zero.
 """
@@ -23,8 +22,8 @@ BRAM_HALF_BITS, BRAM_WORDS = 36, 512
 """Half a RAMB36 as a simple dual-port memory: 36 bits x 512."""
 
 
-SYNTHESISED, SUMMED, STATED = "synthesised", "summed", "stated"
-HOW = {SYNTHESISED: "synthesised", SUMMED: "summed from synthesised parts", STATED: "stated by docstrings"}
+SYNTHESISED, STATED = "synthesised", "stated"
+HOW = {SYNTHESISED: "synthesised at nano", STATED: "stated by docstrings for more ports"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,19 +92,13 @@ def _ports(machine: Machine) -> int:
     return machine.memory.ports
 
 
-def _summed_mv(rows: int, scale_lanes: int) -> Point:
-    """At `nano` (8 rows): the array with weight FIFO, skew and accumulators 2,210 LUT (1,586 of them LUT RAM and shift registers), 1,816 FF;
-    a decode row 1,097 and 308; a scale lane 447 and 521. Front and queues are not in it."""
-    return Point(size=rows, lut=rows * 1097 + rows * 2210 // 8 + scale_lanes * 447,
-                 ff=rows * 308 + rows * 1816 // 8 + scale_lanes * 521, how=SUMMED)  # fmt: skip
-
-
-def _stated_control(ports: int, counters: int) -> Point:
-    """Sequencer 900 LUT, 700 FF; four queues of 186 LUT RAM and 320 FF; counters of 40 LUT and 128 FF; boot 300 LUT, 384 FF and a word;
-    tokens 150, 100; AXI-Lite 350, 288; fetch 40 FF."""
-    return Point(size=ports, lut=900 + 4 * 186 + counters * 40 + 300 + 150 + 350,
-                 ff=700 + 4 * 320 + counters * 128 + 384 + 256 * ports + 100 + 288 + 40, how=STATED)  # fmt: skip
-
+CONTROL_NANO = Point(size=2, lut=6779, ff=9284)
+_PORTS_MICRO = 8
+CONTROL_MICRO = Point(
+    size=_PORTS_MICRO, lut=CONTROL_NANO.lut + 40 * (COUNTERS_MICRO - COUNTERS_NANO),
+    ff=CONTROL_NANO.ff + 128 * (COUNTERS_MICRO - COUNTERS_NANO) + 256 * (_PORTS_MICRO - 2), how=STATED,
+)  # fmt: skip
+"""`nano`'s, and what the docstrings state for more ports: a counter is 40 LUT and 128 FF, boot holds one memory word."""
 
 LANE_RAM_COPIES, LANE_RAM_WORDS = 3, 256
 """Copies of a lane's vector registers (one a read port), 32 bits each."""
@@ -117,17 +110,18 @@ BLOCKS: dict[str, Block] = {
     ),
     "vector_buffer": Block(points=(Point(size=1, lut=302, ff=263),), uram=lambda m: ultra_rams(256, m.buffers.vector_rows)),
     "activation_buffer": Block(points=(Point(size=1, lut=154, ff=260),), bram=lambda m: 2 * block_rams(128, m.buffers.activation_slices)),
-    "ld": Block(points=(Point(size=2, lut=1815 + 128, ff=1737),), size=_ports, bram=_port_fifo),
-    "st": Block(points=(Point(size=2, lut=1407 + 184, ff=2279),), size=_ports),
+    "ld": Block(points=(Point(size=2, lut=1922, ff=1737),), size=_ports, bram=_port_fifo),
+    "st": Block(points=(Point(size=2, lut=1589, ff=2273),), size=_ports),
     "mv": Block(
-        points=(_summed_mv(8, 1), _summed_mv(32, 4)), size=_rows, dsp=lambda m: m.dsps + _scale_lanes(m) * 2 * MULTIPLIER_DSPS,
+        points=(Point(size=8, lut=13491, ff=8202),), size=_rows, dsp=lambda m: m.dsps + _scale_lanes(m) * 2 * MULTIPLIER_DSPS,
     ),
     "sfu": Block(
         points=(Point(size=1, lut=10944, ff=7727),), dsp=lambda m: LANES * MULTIPLIER_DSPS,
         bram=lambda m: LANES * LANE_RAM_COPIES * block_rams(32, LANE_RAM_WORDS),
     ),
     "control": Block(
-        points=(_stated_control(2, COUNTERS_NANO), _stated_control(8, COUNTERS_MICRO)), size=_ports, dsp=lambda m: SEQUENCER_DSPS, bram=lambda m: block_rams(256, m.buffers.imem_words),
+        points=(CONTROL_NANO, CONTROL_MICRO), size=_ports, dsp=lambda m: SEQUENCER_DSPS,
+        bram=lambda m: block_rams(256, m.buffers.imem_words),
     ),
 }  # fmt: skip
 

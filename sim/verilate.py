@@ -2,13 +2,14 @@
 
 `build_executable` is the whole interface: Verilog texts and one C++ main in, the path of an executable out.
 A build is keyed by a hash of everything that went in (source texts, flags, versions of Verilator and of the
-compiler), made in a folder of its own and moved into the cache by one rename, so that an interrupted or a
-concurrent build never leaves half a result. The cache is ``$HEADRACE_CACHE``, else ``~/.cache/headrace``.
+compiler), made under a lock in a folder of its own and moved into the cache by one rename, so that an interrupted build
+never leaves half a result and concurrent ones are made once. The cache is ``$HEADRACE_CACHE``, else ``~/.cache/headrace``.
 
 Verilator's own runtime takes longer to compile than a small design: its objects are kept per set of compile
 options (``runtime/``) and copied into later builds. `ccache` is used where it is on the PATH.
 """
 
+import fcntl
 import hashlib
 import os
 import re
@@ -16,8 +17,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -206,7 +207,27 @@ def build_executable(
     final = cache / "verilator" / key
     if (final / top).is_file():
         return final / top
+    with _one_builder(cache / "locks" / key):
+        if not (final / top).is_file():
+            _build(final, top, verilog_sources, cpp_main, all_flags, root, make, variables, jobs)
+    return final / top
 
+
+@contextmanager
+def _one_builder(path: Path) -> Iterator[None]:
+    """Hold a lock file: of several processes that want one build, one builds and the others wait for it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(
+    final: Path, top: str, verilog_sources: Mapping[str, str], cpp_main: str, all_flags: Sequence[str], root: Path, make: str,
+    variables: Sequence[str], jobs: int,
+) -> None:
+    """Verilate, compile and publish one build as the folder `final`."""
+    cache = final.parents[1]
     work = Path(tempfile.mkdtemp(prefix="build-", dir=cache))
     try:
         result, source, objects = work / "result", work / "result" / "src", work / "obj"
@@ -215,7 +236,7 @@ def build_executable(
         for name, text in verilog_sources.items():
             (source / name).write_text(text)
         (source / "main.cpp").write_text(cpp_main)
-        log, keep = result / "build.log", cache / "failed" / f"{top}-{key}.log"
+        log, keep = result / "build.log", cache / "failed" / f"{top}-{final.name}.log"
         # Nothing of the caller's make or compiler settings may reach a build whose key does not know of it.
         hidden = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "USER_CPPFLAGS", "OPT")
         env = {name: value for name, value in os.environ.items() if name not in hidden}
@@ -248,4 +269,3 @@ def build_executable(
     finally:
         with suppress(OSError):
             shutil.rmtree(work)
-    return final / top

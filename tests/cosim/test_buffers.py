@@ -34,6 +34,7 @@ def test_all_ports_at_random(name, seed):
     run(name, seed).check()
 
 
+@pytest.mark.nightly  # a build each
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [

@@ -416,6 +416,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.nightly  # a build each; tests/cosim/test_planted_faults.py has faults of control in every run
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_fail(monkeypatch, tmp_path, fault):
     name, statement = FAULTS[fault]

@@ -132,6 +132,7 @@ def test_random_programs(bench, tmp_path, seed, gates, sink):
     assert run_and_compare(MACHINE, bench, tmp_path, seed, gates, sink) == []
 
 
+@pytest.mark.nightly  # a build of its own
 def test_planted_fault_is_seen(tmp_path):
     """A store that takes the strobe of byte 0 for all bytes of a beat."""
     faulty = build_bench(

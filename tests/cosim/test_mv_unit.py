@@ -185,18 +185,9 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", ["clip", "read before write"])
+@pytest.mark.nightly  # a build each; tests/cosim/test_planted_faults.py has faults of this unit in every run
+@pytest.mark.parametrize("name", ["clip", "read before write", "multiplier", "cascade"])
 def test_planted_faults_are_seen(name, tmp_path):
-    check_fault(name, tmp_path)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["multiplier", "cascade"])
-def test_more_planted_faults_are_seen(name, tmp_path):
-    check_fault(name, tmp_path)
-
-
-def check_fault(name, tmp_path):
     chosen = bench.machine("nano")
     file, replacement = FAULTS[name]
     executable = bench.build(chosen, {file: replacement})
