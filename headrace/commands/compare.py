@@ -7,11 +7,11 @@ from headrace.options import common_options
 from headrace.output import emit_json, print_table
 
 
-@click.command("compare")
+@click.command("compare", short_help="Machines beside GPUs: tokens/s and J/token in decode.")
 @click.argument("model", metavar="MODEL")
 @click.option("--machine", "machines", multiple=True, metavar="M", help="A machine; may be repeated.")
 @click.option("--gpu", "gpus", multiple=True, metavar="G[/STACK]", help="A GPU, all its stacks or one; may be repeated.")
-@click.option("--scheme", "scheme_name", help="Compression scheme; default: each machine's, and for GPUs the first machine's, else w4a8kv8.")
+@click.option("--scheme", "scheme_name", metavar="NAME_OR_PATH", help="Compression scheme; default: each machine's, and for GPUs the first machine's, else w4a8kv8.")
 @click.option("--prefill", type=click.IntRange(min=1), default=128, show_default=True, metavar="P", help="Prompt tokens.")
 @click.option("--decode", type=click.IntRange(min=1), default=128, show_default=True, metavar="N", help="Decode steps after it.")
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, metavar="B", help="Sequences.")

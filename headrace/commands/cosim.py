@@ -12,7 +12,7 @@ DEFAULT_PROMPT = "The capital of France is"
 LEVELS = ("rtl", "cycle", "analytic")
 
 
-@click.command("cosim")
+@click.command("cosim", short_help="A prompt on the RTL, held to golden bit for bit.")
 @click.argument("model")
 @click.argument("machine", required=False)
 @click.option("--machine", "machine_option", metavar="NAME_OR_PATH", help="The machine, where it is not an argument; nano unless given.")

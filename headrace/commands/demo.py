@@ -12,7 +12,7 @@ PROMPT = "Once upon a time"
 LEAST_TOKENS = 2
 
 
-@click.command("demo")
+@click.command("demo", short_help="The embedded model writes a text on the RTL; HTML report.")
 @click.option("--machine", "machine", metavar="NAME_OR_PATH", default="nano", show_default=True, help="The machine.")
 @click.option("--scheme", metavar="NAME_OR_PATH", help="Compression scheme; the machine's own unless given.")
 @click.option("--prompt", metavar="TEXT", default=PROMPT, show_default=True, help="How the text begins.")

@@ -12,24 +12,28 @@ from headrace.output import check_writable, emit_json, print_table
 DEFAULT_TOKENS = 128
 
 
-@click.command("estimate")
+@click.command("estimate", short_help="Cycles, tokens/s, energy, resources of a workload.")
 @click.argument("model", metavar="MODEL")
 @click.argument("machine", metavar="MACHINE")
-@click.option("--scheme", "scheme_name", help="Compression scheme; default: the machine's.")
+@click.option("--scheme", "scheme_name", metavar="NAME_OR_PATH", help="Compression scheme; default: the machine's.")
 @click.option("--prefill", "prefill_tokens", type=click.IntRange(min=1), metavar="P", help="Prompt tokens.  [default: 128]")
 @click.option("--decode", "decode_steps", type=click.IntRange(min=1), metavar="N", help="Decode steps after it.  [default: 128]")
 @click.option("--context", type=click.IntRange(min=1), metavar="C", help="One decode step at this KV length, instead of phases.")
 @click.option("--batch", type=click.IntRange(1, 1 << 20), default=1, show_default=True, metavar="B", help="Sequences; each is a pass of its own.")
-@click.option("--level", default="analytic", show_default=True, help="analytic: closed forms. cycle: the compiled program, instruction by instruction.")
-@click.option("--by-op", is_flag=True, help="Cycles, bytes and MACs of every operator.")
-@click.option("--trace", "trace_file", type=click.Path(dir_okay=False, path_type=Path), help="Write one step as a Chrome trace: its critical path, or at the cycle level every instruction.")
-@click.option("--energy-scope", type=click.Choice(["device", "board"]), default="board", show_default=True, help="What energies cover.")
+@click.option("--level", metavar="LEVEL", default="analytic", show_default=True, help="analytic: closed forms (estimated). cycle: the compiled program, cycle by cycle, without its data (simulated).")
+@click.option("--by-op", is_flag=True, help="Cycles, bytes and MACs of every operator; analytic level alone.")
+@click.option("--trace", "trace_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write one step as a Chrome trace (JSON; Perfetto opens it): its critical path, or at the cycle level every instruction.")
+@click.option("--energy-scope", type=click.Choice(["device", "board"]), default="board", show_default=True, help="What energies cover: board adds the board's overhead to the device.")
 @common_options
 def command(
     model: str, machine: str, scheme_name: str | None, prefill_tokens: int | None, decode_steps: int | None, context: int | None,
     batch: int, level: str, by_op: bool, trace_file: Path | None, energy_scope: str, overrides: tuple[str, ...], as_json: bool, seed: int,
 ) -> None:  # fmt: skip
-    """Estimate cycles, tokens per second, joules per token and resources of MODEL on MACHINE, from sizes alone."""
+    """Cycles, tokens per second, joules per token and resources of MODEL on MACHINE, from sizes alone: no weights are read.
+
+    A prefill is a pass for each prompt token. In `utilisation`, MAC is useful over possible multiply-accumulates; bandwidth is required bytes
+    (weights once for a whole prefill or batch) over what the ports deliver beside refreshes, and `of port peak` the same without refreshes.
+    """
     from headrace.hw.board import load_board
     from headrace.hw.machine import load_machine
     from headrace.models.configfile import list_configs, split_overrides

@@ -7,11 +7,11 @@ from headrace.options import json_option, seed_option, set_option
 from headrace.output import emit_json, progress
 
 
-@click.command("generate")
+@click.command("generate", short_help="Continue a prompt: golden, float, or on the RTL.")
 @click.argument("model")
 @click.option("--prompt", required=True, metavar="TEXT", help="Raw text; no chat template.")
 @click.option("--tokens", required=True, type=int, metavar="N", help="Output tokens; the first comes from the prefill.")
-@click.option("--scheme", metavar="NAME_OR_PATH", help="Compression scheme; w4a8kv8 unless given, and for `float` none.")
+@click.option("--scheme", metavar="NAME_OR_PATH", help="Compression scheme; unless given, w4a8kv8 for golden, none for float, the machine's own for rtl.")
 @click.option(
     "--backend", type=click.Choice(["golden", "rtl", "float"]), default="golden", show_default=True,
     help="golden: bits of the numeric contract; float: float32, the file's own weights unless --scheme is given; rtl: the simulated machine.",

@@ -13,7 +13,7 @@ LEVELS = ("burst", "closed", "rtl")
 SAYS = {"burst": "simulated burst by burst", "closed": "estimated, closed form", "rtl": "simulated, RTL in Verilator"}
 
 
-@click.command("hbm")
+@click.command("hbm", short_help="An access pattern on one DRAM channel.")
 @click.option("--timing", "memory", default="ramulator2-hbm2-2000", show_default=True, metavar="T", help="Preset of configs/memories, or a file.")
 @click.option("--pattern", default="sequential", show_default=True, metavar="P", help="sequential, bank-group-last, one-pseudo-channel, random, or a trace file.")
 @click.option("--refresh", type=click.Choice(["none", "all-bank", "per-bank"]), default="all-bank", show_default=True, help="How the channel refreshes.")
@@ -22,11 +22,11 @@ SAYS = {"burst": "simulated burst by burst", "closed": "estimated, closed form",
 @click.option("--page", type=click.Choice(["open", "closed"]), help="Page policy.  [default: the preset's]")
 @click.option("--access-bytes", type=click.IntRange(min=1), metavar="B", help="Bytes of an access.  [default: one burst]")
 @click.option("--write-share", type=float, default=0.0, show_default=True, metavar="S", help="Share of accesses that write, 0 to 1.")
-@click.option("--ports", type=click.IntRange(1, 16), metavar="K", help="Ports, one burst wide; a burst uses port (pseudo-channel modulo K).  [default: no limit]")
+@click.option("--ports", type=click.IntRange(1, 16), metavar="K", help="Ports, one burst wide; a burst uses port (pseudo-channel modulo K).  [default: no limit; with --port-hz one per pseudo-channel]")
 @click.option("--port-hz", type=click.FloatRange(min=0, min_open=True), metavar="HZ", help="Clock of the ports.  [default: the preset's]")
 @click.option("--hops", type=click.IntRange(0, 7), default=0, show_default=True, help="Crossbar switches between port and pseudo-channel.")
 @click.option("--export", "export_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the trace in Ramulator's read/write form.")
-@click.option("--level", default="burst", show_default=True, help=f"{', '.join(LEVELS)}.")
+@click.option("--level", metavar="LEVEL", default="burst", show_default=True, help=f"{'; '.join(f'{name}: {SAYS[name]}' for name in LEVELS)}.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of random addresses and of the choice of writes.")
 @click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, help="Override a field of the preset; may be repeated.")
 @json_option
@@ -35,7 +35,10 @@ def command(
     write_share: float, ports: int | None, port_hz: float | None, hops: int, export_file: Path | None, level: str, seed: int,
     overrides: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
-    """Run an access pattern on one DRAM channel and report bandwidth, efficiency and latency."""
+    """Run an access pattern on one DRAM channel and report bandwidth, efficiency and latency.
+
+    Efficiency is bandwidth over the channel's peak. Cycles are of the command clock; a latency runs from a burst's acceptance to the end of its data.
+    """
     from headrace.hw.memory_timing import load_memory, user_timing
     from headrace.sim.dram_run import DEFAULT_ACCESSES, port_ratio, prepare, run_burst, run_closed, run_rtl
 

@@ -2,18 +2,20 @@
 
 import click
 
-from headrace.options import json_option, seed_option
+from headrace.options import json_option
 from headrace.output import emit_json, print_table, progress
 
+operand_seed = click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the random operands.")
 
-@click.group("kernels")
+
+@click.group("kernels", short_help="Check the Triton kernels; time them on a GPU.")
 def command() -> None:
     """Check the Triton kernels against the contract; time them on a device."""
 
 
-@command.command("check")
+@command.command("check", short_help="Every case against the contract, bit for bit.")
 @json_option
-@seed_option
+@operand_seed
 def check_command(as_json: bool, seed: int) -> int:
     """Run every kernel case and compare with the contract bit for bit; status 1 where one differs.
 
@@ -36,12 +38,12 @@ def check_command(as_json: bool, seed: int) -> int:
     return 0 if equal else 1
 
 
-@command.command("bench")
-@click.option("--model", default="llama2-7b", show_default=True, help="Whose matrices (sizes only; random weights).")
+@command.command("bench", short_help="Time the kernel on a CUDA device.")
+@click.option("--model", metavar="NAME_OR_PATH", default="llama2-7b", show_default=True, help="Whose matrices (sizes only; random weights).")
 @click.option("--bits", type=click.Choice(["4", "8"]), default="4", show_default=True, help="Bits of a weight.")
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, help="Rows of activations.")
 @json_option
-@seed_option
+@operand_seed
 def bench_command(model: str, bits: str, batch: int, as_json: bool, seed: int) -> None:
     """Time the kernel on a CUDA device for the linears of a model (measured)."""
     from headrace.kernels.check import backend, bench

@@ -9,7 +9,7 @@ from headrace.output import emit_json, print_table, progress
 PROMPT = "The capital of France is"
 
 
-@click.command("ladder")
+@click.command("ladder", short_help="RTL, cycle level and closed forms side by side.")
 @click.argument("model", default="embedded")
 @click.option("--machine", metavar="NAME_OR_PATH", default="nano", show_default=True, help="The machine.")
 @click.option("--scheme", "schemes", multiple=True, metavar="NAME_OR_PATH", help="Compression scheme; may be repeated.  [default: w4a8kv8, w8a8kv8]")

@@ -17,7 +17,7 @@ def command(context: click.Context) -> None:
         context.invoke(list_command)
 
 
-@command.command("list")
+@command.command("list", short_help="The models; are their weights here?")
 @json_option
 @seed_option
 def list_command(as_json: bool = False, seed: int = 0) -> None:
@@ -38,7 +38,7 @@ def list_command(as_json: bool = False, seed: int = 0) -> None:
         print_table(list(rows[0]), [list(row.values()) for row in rows])
 
 
-@command.command("pull")
+@command.command("pull", short_help="Fetch the weights of a model.")
 @click.argument("name", metavar="NAME")
 @json_option
 @seed_option
@@ -55,7 +55,7 @@ def pull_command(name: str, as_json: bool, seed: int) -> None:
         click.echo(path)
 
 
-@command.command("show")
+@command.command("show", short_help="Sizes of a model, and its bytes under a scheme.")
 @click.argument("model", metavar="NAME_OR_PATH")
 @click.option("--scheme", default=DEFAULT_SCHEME, show_default=True, help="Compression scheme that the bytes are counted under.")
 @common_options

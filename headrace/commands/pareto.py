@@ -8,7 +8,7 @@ from headrace.options import json_option, seed_option
 from headrace.output import emit_json, print_table
 
 
-@click.command("pareto")
+@click.command("pareto", short_help="The Pareto front of a sweep, to CSV and plot.")
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--cost", metavar="COLUMN", help="Against tokens/s: energy_j_per_token (default where known), dsp, lut, bram or uram.")
 @json_option

@@ -11,11 +11,11 @@ from headrace.output import emit_json, progress
 MAX_TEXT_BYTES = 1 << 24
 
 
-@click.command("perplexity")
+@click.command("perplexity", short_help="Perplexity of a text file, golden or float.")
 @click.argument("model")
 @click.option("--text", "text_path", required=True, type=click.Path(path_type=Path), metavar="FILE", help="UTF-8 text.")
 @click.option("--scheme", metavar="NAME_OR_PATH", help="Compression scheme; w4a8kv8 unless given, and for `float` none.")
-@click.option("--backend", type=click.Choice(["golden", "float"]), default="golden", show_default=True, help="Who computes.")
+@click.option("--backend", type=click.Choice(["golden", "float"]), default="golden", show_default=True, help="golden: bits of the numeric contract; float: float32, the file's own weights unless --scheme is given.")
 @set_option
 @json_option
 @seed_option

@@ -13,11 +13,11 @@ DEFAULT_PROMPT = "the cat"
 DEFAULT_TOKENS = 4
 
 
-@click.command("rtl")
+@click.command("rtl", short_help="A machine as Verilog, memory map and testbench.")
 @click.argument("machine", metavar="MACHINE")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new or an empty folder.")
 @click.option("--force", is_flag=True, help="Replace a folder that this command wrote before.")
-@click.option("--model", default=DEFAULT_MODEL, show_default=True, help="Model of the testbench's image.")
+@click.option("--model", metavar="NAME_OR_PATH", default=DEFAULT_MODEL, show_default=True, help="Model of the testbench's image.")
 @click.option("--prompt", metavar="TEXT", default=DEFAULT_PROMPT, show_default=True, help="Raw text; no chat template.")
 @click.option("--tokens", type=int, metavar="N", default=DEFAULT_TOKENS, show_default=True, help="Output tokens; the first comes from the prefill.")
 @click.option("--scheme", metavar="NAME_OR_PATH", help="Compression scheme; the machine's own unless given.")

@@ -10,7 +10,7 @@ from headrace.output import emit_json, progress
 MAX_WORKERS = 256
 
 
-@click.command("sweep")
+@click.command("sweep", short_help="Estimate a grid of machines, models and schemes.")
 @click.argument("sweep_file", metavar="SWEEP.yaml")
 @click.option("-o", "folder", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Where results go.")
 @click.option("--workers", type=click.IntRange(1, MAX_WORKERS), default=1, show_default=True, metavar="N", help="Processes.")

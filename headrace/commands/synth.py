@@ -7,7 +7,7 @@ from headrace.options import json_option, set_option
 from headrace.output import emit_json, print_table, progress
 
 
-@click.command("synth")
+@click.command("synth", short_help="Resources of a machine from Yosys, by block.")
 @click.argument("machine", metavar="MACHINE")
 @click.option("--no-cache", is_flag=True, help="Synthesise even where the result of the same Verilog is kept.")
 @set_option
