@@ -21,7 +21,7 @@ LEVELS = ("rtl", "cycle", "analytic")
 @click.option("--tokens", type=int, metavar="N", default=2, show_default=True, help="Output tokens; the first comes from the prefill.")
 @click.option("--batch", type=int, metavar="B", default=1, show_default=True, help="1 is all that instruction set version 1 runs.")
 @click.option("--scheme", metavar="NAME_OR_PATH", help="Compression scheme; the machine's own unless given.")
-@click.option("--waves", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Record signals as FST (a build of its own; slow).")
+@click.option("--waves", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Record signals, .fst or .vcd (a build of its own; slow; a VCD of a short run takes gigabytes).")
 @click.option("--image", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Keep the memory image and its manifest in DIR.")
 @common_options
 def command(model, machine, machine_option, prompt, prefill, tokens, batch, scheme, waves, image, overrides, as_json, seed) -> None:
