@@ -5,7 +5,7 @@ import click
 OVERRIDES = "headrace.overrides"
 
 
-def _remember(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+def remember_overrides(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
     """Overrides go into the stamp: a preset's name alone would hide that it was changed."""
     context.meta[OVERRIDES] = list(value)
     return value
@@ -19,7 +19,7 @@ set_option = click.option(
     "overrides",
     metavar="PATH=VALUE",
     multiple=True,
-    callback=_remember,
+    callback=remember_overrides,
     help="Override a field of the machine, or of board.* or scheme.*; may be repeated.",
 )
 """Parameter ``overrides: tuple[str, ...]``, for `headrace.models.configfile.split_overrides`."""

@@ -102,7 +102,7 @@ def format_value(value: Any) -> str:
 def progress(description: str, total: float | None = None) -> Iterator[Callable[..., None]]:
     """Show progress on stderr; yields ``advance(steps=1, description=None)``.
 
-    On a terminal a bar that vanishes when done; elsewhere one line at the start, so that logs stay short.
+    On a terminal a bar that vanishes when done; elsewhere a line at the start and one for each new description, so that logs stay short.
     """
     from rich.console import Console
     from rich.progress import Progress
@@ -110,7 +110,7 @@ def progress(description: str, total: float | None = None) -> Iterator[Callable[
     console = Console(stderr=True)
     if not console.is_terminal:
         click.echo(f"headrace: {description}", err=True)
-        yield lambda steps=1, description=None: None
+        yield lambda steps=1, description=None: click.echo(f"headrace: {description}", err=True) if description else None
         return
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task(description, total=total)

@@ -43,7 +43,7 @@ def backend() -> str:
     """
     for name in ("torch", "triton"):
         if importlib.util.find_spec(name) is None:
-            raise UserError(f"kernels: {name} is not installed; Triton kernels need the gpu extra: pip install 'headrace[gpu]'")
+            raise UserError(f"kernels: {name} is not installed; Triton kernels need the gpu extra: pip install -e '.[gpu]' in the clone")
     import torch
 
     asked = os.environ.get("TRITON_INTERPRET", "").lower() in _TRUE

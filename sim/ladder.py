@@ -55,4 +55,4 @@ def ladder(runs: list[Run], *, seed: int = 0, note: Callable[[str], None] = lamb
         return float(errors.mean()), float(errors.max())
 
     (mean, worst), (analytic_mean, analytic_worst) = summary("error"), summary("analytic_error")
-    return {"rows": rows, "mean": mean, "worst": worst, "analytic_mean": analytic_mean, "analytic_worst": analytic_worst, "kind": "simulated"}
+    return {"rows": rows, "mean": mean, "worst": worst, "analytic_mean": analytic_mean, "analytic_worst": analytic_worst, "kinds": {"rtl": "simulated", "cycle": "simulated", "analytic": "estimated"}}

@@ -6,10 +6,11 @@ from pathlib import Path
 import click
 
 from headrace.models.errors import UserError
-from headrace.options import json_option
+from headrace.options import json_option, remember_overrides
 from headrace.output import emit_json, print_table
 
 LEVELS = ("burst", "closed", "rtl")
+KIND = {"burst": "simulated", "closed": "estimated", "rtl": "simulated"}
 SAYS = {"burst": "simulated burst by burst", "closed": "estimated, closed form", "rtl": "simulated, RTL in Verilator"}
 
 
@@ -28,7 +29,7 @@ SAYS = {"burst": "simulated burst by burst", "closed": "estimated, closed form",
 @click.option("--export", "export_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write the trace in Ramulator's read/write form.")
 @click.option("--level", metavar="LEVEL", default="burst", show_default=True, help=f"{'; '.join(f'{name}: {SAYS[name]}' for name in LEVELS)}.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Of random addresses and of the choice of writes.")
-@click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, help="Override a field of the preset; may be repeated.")
+@click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, callback=remember_overrides, help="Override a field of the preset; may be repeated.")
 @json_option
 def command(
     memory: str, pattern: str, refresh: str, queue: int | None, requests: int | None, page: str | None, access_bytes: int | None,
@@ -60,7 +61,9 @@ def command(
     used = {"memory": config, "timing": vars(timing), "pattern": pattern, "ports": ports, "port_hz": port_hz, "hops": hops, "level": level,
             "requests": len(workload), "access_bytes": access_bytes, "write_share": write_share}  # fmt: skip
     if as_json:
-        emit_json(document, used, seed)
+        said = {"memory": config.name, "pattern": pattern, "level": level, "kind": KIND[level], "requests": len(workload), "refresh": refresh,
+                "queue": timing.queue, "page": timing.page, "ports": ports, "port_hz": port_hz}  # fmt: skip
+        emit_json(said | document, used, seed)
         return
     click.echo(f"{config.name}, {pattern}, refresh {refresh}, queue {timing.queue}: {SAYS[level]}\n")
     print_table(["figure", "value"], [[name, value] for name, value in document.items()])
