@@ -47,7 +47,7 @@ def random_case(chosen, seed: int, count: int) -> bench.Case:
 
 
 @pytest.mark.parametrize("pauses", PAUSES)
-@pytest.mark.parametrize("name", ["nano", "narrow"])
+@pytest.mark.parametrize("name", ["nano", pytest.param("narrow", marks=pytest.mark.nightly)])
 def test_random_commands(name, pauses, request, tmp_path):
     chosen, executable = request.getfixturevalue(name)
     for seed in (1, 2, 3):

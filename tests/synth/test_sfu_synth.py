@@ -25,7 +25,7 @@ def texts():
     yield "sfu_sequencer", sequencer, {"dsp": 0, "bram": 0, "lut": 1500, "depth": 13}
 
 
-@pytest.mark.parametrize("name", [MODULE, "sfu_reduction", "sfu_sequencer"])
+@pytest.mark.parametrize("name", [MODULE, *(pytest.param(name, marks=pytest.mark.nightly) for name in ("sfu_reduction", "sfu_sequencer"))])
 def test_part(name):
     text, bound = next((text, bound) for top, text, bound in texts() if top == name)
     resources = synthesise(text, name)
