@@ -187,7 +187,7 @@ PLANTED = {
 
 
 def test_planted_faults_are_seen(tmp_path):
-    """One build with a fault in every microprogram: each program's check must fail, on a command that passes without."""
+    """One build with a fault in every microprogram: each program's check must fail, on commands that pass without."""
     rng = new_rng()
     faulty = []
     for program, micro in zip(Program, microprograms(), strict=True):
@@ -199,9 +199,13 @@ def test_planted_faults_are_seen(tmp_path):
     kinds = {Program.SILU_MUL: "wide", Program.ADD: "ordinary"}
     for program in Program:
         n, reps = (16, 1) if program == Program.ADD else (64, 3)
-        command, vb, ab = bench.random_legal_command(program, rng, n=n, reps=reps, kind=kinds.get(program, "ordinary"))
-        assert not compare([command], vb, ab, tmp_path)
-        assert compare([command], vb, ab, tmp_path, executable=executable), f"{program.name}: the fault was not seen"
+        # A fault can leave one command's result alone (the largest magnitude is also the largest value): several are drawn.
+        seen = False
+        for _ in range(12):
+            command, vb, ab = bench.random_legal_command(program, rng, n=n, reps=reps, kind=kinds.get(program, "ordinary"))
+            assert not compare([command], vb, ab, tmp_path)
+            seen = seen or bool(compare([command], vb, ab, tmp_path, executable=executable))
+        assert seen, f"{program.name}: the fault was not seen"
 
 
 def test_speed_of_simulation(tmp_path):
