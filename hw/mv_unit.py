@@ -17,7 +17,7 @@ from headrace.hw.mv_writer import MvWriter
 from headrace.hw.ram import ram_sources
 from headrace.hw.scale_lane import lane_sources
 from headrace.hw.scale_unit import ScaleUnit
-from headrace.hw.vector_buffer import RowReadStream
+from headrace.hw.vector_buffer import RowReadStream, VectorBuffer
 
 COMMANDS = 4
 """Commands waiting at each of the stages decode, issue, scale, write."""
@@ -39,7 +39,8 @@ class MvUnit(wiring.Component):
     `vb_write` takes the results, row by row in order.
 
     Rate: one memory word per cycle in steady state, across stripes and commands, as long as a stripe brings the scale
-    unit at least `ScaleUnit.INITIATION_INTERVAL` words. A command occupies the front for 6 cycles.
+    unit at least `ScaleUnit.INITIATION_INTERVAL` words. An MV occupies the front for `FRONT_CYCLES` (7), an MV_NOP for 3;
+    the first word is taken `START_CYCLES` (4) after the command, beside the fetch of s_a.
 
     Errors: ILLEGAL for another opcode or a width that is not 4 or 8 bits; RANGE where slices, rows or s_a lie past
     their buffers, or stripes or slices are 0, or the sum could leave int32; NAN where s_a is NaN. (A NaN from a channel
@@ -56,6 +57,10 @@ class MvUnit(wiring.Component):
     """Cycles from the last word of a stripe to its results at the scale unit, with nothing in the way."""
     INITIATION_INTERVAL = 1
     """Cycles per memory word."""
+    FRONT_CYCLES = 5 + VectorBuffer.READ_LATENCY
+    """Cycles that an MV occupies the front, with nothing in the way: IDLE, CHECK, HAND, REQUEST, GIVE, and SCALE until s_a is there."""
+    START_CYCLES = 4
+    """Cycles from a command's acceptance to the first word taken: IDLE, CHECK, HAND, then the descriptor queue of the decode unit."""
 
     def __init__(self, *, machine: Machine):
         self.machine = machine

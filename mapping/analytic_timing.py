@@ -16,6 +16,7 @@ from headrace.hw.group_fifo import GroupFifo
 from headrace.hw.isa import Op
 from headrace.hw.machine import BLOCK, LANES, META_BITS, Machine
 from headrace.hw.mv_array import MvArray
+from headrace.hw.mv_unit import MvUnit
 from headrace.hw.mv_writer import MvWriter
 from headrace.hw.scale_lane import ScaleLane
 from headrace.hw.sequencer import Sequencer
@@ -48,11 +49,11 @@ LD_DONE_CYCLES = 2
 
 RAW_FIFO_CYCLES = StreamFifo.LATENCY
 
-MV_FRONT_CYCLES = 6
-"""Cycles that a command occupies the front of MvUnit (its docstring): the least distance between two MVs."""
+MV_FRONT_CYCLES = MvUnit.FRONT_CYCLES
+"""The least distance between two MVs."""
 
-MV_START_CYCLES = MV_FRONT_CYCLES + 2
-"""From the start of an MV to the first word it takes: front, descriptor queue, `run` of the decode unit."""
+MV_START_CYCLES = MvUnit.START_CYCLES
+"""From the start of an MV to the first word it takes. The front is still fetching s_a then."""
 
 MV_DONE_CYCLES = 3
 """From the last accepted row to MvWriter's done (its docstring)."""

@@ -11,7 +11,7 @@ from headrace.hw.isa import SCALES_FLAG_BIT, Op, Program, Queue
 from headrace.hw.machine import Machine
 from headrace.hw.sfu_timing import sfu_cycles
 from headrace.mapping.analytic_timing import (
-    BRANCH_TAKEN_CYCLES, LD_DONE_CYCLES, MV_FRONT_CYCLES, RAW_FIFO_CYCLES, SYS_CYCLES, SYS_DEFAULT_CYCLES, MachineColumns,
+    BRANCH_TAKEN_CYCLES, LD_DONE_CYCLES, MV_FRONT_CYCLES, MV_START_CYCLES, RAW_FIFO_CYCLES, SYS_CYCLES, SYS_DEFAULT_CYCLES, MachineColumns,
 )  # fmt: skip
 from headrace.mapping.stream import stripe_words
 
@@ -160,7 +160,7 @@ class Oracle:
         else:
             bits, scales = instruction.flags & 15, instruction.flags >> SCALES_FLAG_BIT & 1
             self.free[queue] = self.now + MV_FRONT_CYCLES
-            self.mv.append([entry, stripe_words(self.machine, o[4], bits), bool(scales), o[3], 0, 0, self.now + MV_FRONT_CYCLES + 2])
+            self.mv.append([entry, stripe_words(self.machine, o[4], bits), bool(scales), o[3], 0, 0, self.now + MV_START_CYCLES])
 
     def _ld_words(self) -> None:
         if self.to_issue and len(self.arriving) < self.port_capacity and self.to_issue[0][3] <= self.now:

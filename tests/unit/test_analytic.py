@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from headrace.hw.isa import Op, Program, Queue
+from headrace.hw.isa import Instruction, Op, Operand, Program, Queue
 from headrace.hw.machine import Machine, load_machine
 from headrace.hw.sfu_timing import sfu_cycles
 from headrace.mapping import analytic
@@ -13,13 +13,14 @@ from headrace.mapping.analytic import (
     MachineColumns, WeightFlow, cache_stream, decode, linear_stream, prefill, step, step_cycles, vec_cycles,
 )
 from headrace.mapping.analytic_events import step_events
-from headrace.mapping.analytic_timing import RAW_FIFO_CYCLES, SYS_CYCLES, SYS_DEFAULT_CYCLES
+from headrace.mapping.analytic_timing import MV_FRONT_CYCLES, MV_START_CYCLES, RAW_FIFO_CYCLES, SYS_CYCLES, SYS_DEFAULT_CYCLES
 from headrace.mapping.plan import make_plan, unplaced
 from headrace.mapping.program import generate
 from headrace.mapping.placement import cache_geometry, linear_words
 from headrace.mapping.required import useful_macs
 from headrace.models.graph import LINEAR_NAMES, build_graph
 from headrace.models.registry import model_config
+from headrace.sim.cycle import simulate
 
 W4 = dict.fromkeys(LINEAR_NAMES, 4)
 W8 = dict.fromkeys(LINEAR_NAMES, 8)
@@ -159,6 +160,21 @@ def test_events_count_the_programs_instructions_and_words():
     events = step_events(config, W4, m, np.array([context]), lm_head=False)
     assert events["read_beats"][0] == 2 * (30 * layer + 1 + 36 + 2 * 2)
     assert events["write_beats"][0] == 30 * (3 * 4 + 3 + 3 * 32 + 3)
+
+
+def test_starts_of_mvs_are_the_cycle_simulators():
+    """Three MVs whose words are all there: they start a front apart, and the first retires its words and its tail after its start."""
+    nano, words = load_machine("nano"), 2
+
+    def instruction(op, *operands, flags=0):
+        return Instruction(op, tuple(Operand(value) for value in operands), flags)
+
+    wait = [instruction(Op.SET, 0, flags=1)] * 200
+    products = [instruction(Op.MV, 0, 0, 100, 1, 1, flags=8)] * 3
+    ran = simulate([instruction(Op.LDW, 0, 3 * words, 1, 0), *wait, *products, instruction(Op.HALT)], nano)
+    started, retired = (times[ran.op == Op.MV] for times in (ran.started, ran.retired))
+    assert np.diff(started).tolist() == [MV_FRONT_CYCLES] * 2
+    assert retired[0] - started[0] == MV_START_CYCLES + words + MachineColumns.of(nano).mv_tail_cycles
 
 
 def test_vec_cycles_split_repetitions():
