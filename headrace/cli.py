@@ -15,7 +15,7 @@ import click
 
 import headrace
 import headrace.commands
-from headrace.models.errors import UserError
+from headrace.models.errors import ToolError, UserError
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -51,7 +51,7 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0, 2 after a mistake of the user, 130 when interrupted."""
+    """Run the command line and return its exit status: 0, 2 after a mistake of the user or of a tool that failed, 130 when interrupted."""
     try:
         status = cli.main(args=arguments, prog_name="headrace", standalone_mode=False)
         return status if isinstance(status, int) else 0
@@ -65,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(error.format_message())
     except UserError as error:
         return _fail(str(error))
+    except ToolError as error:
+        return _fail(error.message)
     except BrokenPipeError:  # the reader of our output went away, as in `headrace machines list | head -1`
         sys.stderr.close()
         return EXIT_USER_ERROR

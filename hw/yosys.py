@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from headrace.models.errors import ToolError
+
 _CHILD = """
 import sys
 from pyosys import libyosys
@@ -20,8 +22,8 @@ for line in open("script.ys"):
 """
 
 
-class YosysError(RuntimeError):
-    """Yosys refused a command; the message ends with the last lines of its log."""
+class YosysError(ToolError):
+    """Yosys refused a command; the text ends with the last lines of its log."""
 
 
 _PASS = re.compile(r"(\d+(?:\.\d+)?)\. Executing (.*)")
@@ -53,6 +55,6 @@ def run(
                 child.kill()
                 raise
         if child.returncode:
-            tail = "".join(lines[-12:])
-            raise YosysError(f"Yosys ended with status {child.returncode}:\n{tail}")
+            said = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+            raise YosysError(f"Yosys ended with status {child.returncode} and said: {said}", "".join(lines[-12:]))
         return {file: (folder / file).read_text() for file in outputs} | {"log": "".join(lines)}

@@ -1,4 +1,4 @@
-"""The one exception for a mistake of the user."""
+"""The exceptions that end a command with one line instead of a traceback."""
 
 
 class UserError(Exception):
@@ -10,3 +10,15 @@ class UserError(Exception):
 
     def __init__(self, message: str):
         super().__init__(" ".join(str(message).split()))
+
+
+class ToolError(RuntimeError):
+    """A program that headrace ran (Verilator, the compiler, a simulation, Yosys) failed, so there is no result.
+
+    `message` is one line that names the tool and, where one is kept, its log. The command line prints it like a mistake of the user
+    and ends with status 2; the text of the exception has the end of the tool's log as well.
+    """
+
+    def __init__(self, message: str, tail: str = ""):
+        self.message = " ".join(message.split())
+        super().__init__(f"{self.message}\n{tail}" if tail else self.message)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
 
-from headrace.models.errors import UserError
-from headrace.sim.verilate import build_executable, compiler
+from headrace.models.errors import ToolError, UserError
+from headrace.sim.verilate import build_executable, compiler, keep_log
 
 WAVE_FORMATS = {"vcd": ("--trace-vcd",), "fst": ("--trace-fst",)}
 
@@ -201,8 +201,8 @@ def run(
     on_line
         Called with every line of the log as it comes, for progress.
 
-    Test failures are in the result (`CosimResult.check` raises them). RuntimeError where the simulation gave no
-    results: it crashed, could not import the module, or ran longer than `timeout_s`.
+    Test failures are in the result (`CosimResult.check` raises them). ToolError where the simulation gave no
+    results (its log is kept then): it crashed, could not import the module, or ran longer than `timeout_s`.
     """
     started = time.monotonic()
     executable = build(sources, toplevel, waves=waves.format if waves is not None else None, flags=flags, optimise=optimise)
@@ -248,11 +248,14 @@ def run(
             except ElementTree.ParseError:
                 tests = ()
     log = "\n".join(lines)
-    tail = "\n".join(list(lines)[-40:])
+    why = None
     if timed_out:
-        raise RuntimeError(f"the simulation of '{toplevel}' did not end within {timeout_s:g} s and was stopped:\n{tail}")
-    if status < 0:
-        raise RuntimeError(f"the simulation of '{toplevel}' was ended by {signal.Signals(-status).name}:\n{tail}")
-    if not tests:
-        raise RuntimeError(f"the simulation of '{toplevel}' ended with status {status} and ran no test of '{test_module}':\n{tail}")
+        why = f"did not end within {timeout_s:g} s and was stopped"
+    elif status < 0:
+        why = f"was ended by {signal.Signals(-status).name}"
+    elif not tests:
+        why = f"ended with status {status} and ran no test of '{test_module}'"
+    if why is not None:
+        kept = keep_log(f"{toplevel}-simulation", log)
+        raise ToolError(f"the simulation of '{toplevel}' {why}; its log is {kept}", "\n".join(list(lines)[-40:]))
     return CosimResult(tests, log, built - started, ended - built)

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
-from headrace.models.errors import UserError
+from headrace.models.errors import ToolError, UserError
 
 DEFAULT_FLAGS = (
     "-O3",
@@ -69,7 +69,7 @@ def _program(name: str, hint: str) -> str:
 
 def compiler() -> str:
     """The C++ compiler: ``$CXX`` where it is set, else ``g++``."""
-    chosen = os.environ.get("CXX")
+    chosen = os.environ.get("CXX", "").strip()
     if chosen:
         _program(chosen.split()[0], "the compiler that CXX names, or unset CXX")
         return chosen
@@ -78,7 +78,10 @@ def compiler() -> str:
 
 @lru_cache(maxsize=8)
 def _compiler_version(cxx: str) -> str:
-    return subprocess.run([*cxx.split(), "--version"], capture_output=True, text=True, check=True).stdout
+    asked = subprocess.run([*cxx.split(), "--version"], capture_output=True, text=True)
+    if asked.returncode:
+        raise UserError(f"C++ compiler '{cxx}': --version ended with status {asked.returncode}; set CXX to a working compiler, or unset it")
+    return asked.stdout
 
 
 def verilator_version() -> str:
@@ -107,7 +110,15 @@ def _run(command: Sequence[str], *, cwd: Path, env: Mapping[str, str], log: Path
         keep.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(log, keep)
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-30:])
-        raise RuntimeError(f"{what} failed with status {status}; the whole log is {keep}\n{tail}")
+        raise ToolError(f"{what} failed with status {status}; the whole log is {keep}", tail)
+
+
+def keep_log(name: str, text: str) -> Path:
+    """The log of a tool that failed, kept as ``CACHE/failed/NAME.log``, where those of failed builds are."""
+    path = cache_directory() / "failed" / f"{name}.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+    return path
 
 
 _OWN_MACRO = re.compile(r"-D(?!VL_|VM_|VERILATOR)\w+(=\S*)?")
@@ -176,7 +187,7 @@ def build_executable(
         Parallel compilations.
 
     Beside the executable stand ``build.log`` and ``src/``. A missing make, Perl or C++ compiler raises
-    `UserError`; a failed build raises `RuntimeError` with the end of the log.
+    `UserError`; a failed build raises `ToolError` with the end of the log.
     """
     for name in verilog_sources:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*", name):

@@ -8,7 +8,7 @@ import pytest
 from headrace.hw.emit import to_verilog
 from headrace.hw.ram import ram_sources
 from headrace.hw.stream_fifo import StreamFifo
-from headrace.models.errors import UserError
+from headrace.models.errors import ToolError, UserError
 from headrace.sim import cosim_run
 
 pytestmark = pytest.mark.cosim
@@ -67,6 +67,18 @@ def test_an_endless_simulation_is_stopped(fifo, tmp_path):
     )
     with pytest.raises(RuntimeError, match="did not end within 5 s"):
         cosim_run.run(fifo, "fifo", "cocotb_endless", python_path=[tmp_path], timeout_s=5)
+
+
+def test_a_crashed_simulation_names_its_kept_log(fifo, tmp_path):
+    (tmp_path / "cocotb_crash.py").write_text(
+        "import os\nimport signal\nimport cocotb\n@cocotb.test()\nasync def crash(dut):\n"
+        "    print('last words', flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with pytest.raises(ToolError) as caught:
+        cosim_run.run(fifo, "fifo", "cocotb_crash", python_path=[tmp_path], timeout_s=60)
+    words, _, log = caught.value.message.partition("; its log is ")
+    assert words == "the simulation of 'fifo' was ended by SIGKILL"
+    assert "last words" in Path(log).read_text()
 
 
 def test_waves_have_a_window(fifo, tmp_path):

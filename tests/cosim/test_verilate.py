@@ -1,10 +1,11 @@
 """The Verilator build: it runs, it is cached, a changed input builds anew, and errors are plain."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from headrace.models.errors import UserError
+from headrace.models.errors import ToolError, UserError
 from headrace.sim import verilate
 
 pytestmark = pytest.mark.cosim
@@ -56,6 +57,36 @@ def test_a_missing_tool_is_a_plain_message(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="needs 'make', which is not on the PATH"):
         verilate.build_executable({"counter.v": COUNTER.format(step=7)}, "counter", MAIN)
+
+
+@pytest.mark.parametrize("cxx", ["/bin/false", "/bin/false -O1"])
+def test_a_compiler_that_cannot_say_its_version_is_refused(cxx, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", cxx)
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    with pytest.raises(UserError, match=f"C\\+\\+ compiler '{cxx}': --version ended with status 1; set CXX"):
+        verilate.build_executable({"counter.v": COUNTER.format(step=7)}, "counter", MAIN)
+
+
+def test_no_compiler_at_all_is_a_plain_message(monkeypatch, tmp_path):
+    for name in ("make", "perl"):
+        (tmp_path / name).symlink_to(verilate.shutil.which(name))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(UserError, match="needs 'g\\+\\+', which is not on the PATH"):
+        verilate.build_executable({"counter.v": COUNTER.format(step=7)}, "counter", MAIN)
+
+
+def test_a_failed_compilation_names_the_kept_log(monkeypatch, tmp_path):
+    broken = tmp_path / "broken-g++"
+    broken.write_text("#!/bin/sh\ncase \"$1\" in --version) echo broken 1.0;; *) echo cannot compile today >&2; exit 3;; esac\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ToolError, match="cannot compile today") as caught:
+        verilate.build_executable({"counter.v": COUNTER.format(step=7)}, "counter", MAIN)
+    words, _, log = caught.value.message.partition("; the whole log is ")
+    assert words == "compiling 'counter' failed with status 2"
+    assert "cannot compile today" in Path(log).read_text()
 
 
 def test_a_cache_path_with_a_space_is_refused(monkeypatch, tmp_path):

@@ -13,7 +13,7 @@ import headrace
 from headrace import cli, output
 from headrace.hw.machine import load_machine
 from headrace.models.configfile import config_sha256
-from headrace.models.errors import UserError
+from headrace.models.errors import ToolError, UserError
 
 HEAVY = ("amaranth", "torch", "triton", "numba", "matplotlib", "scipy", "cocotb", "pyosys", "gguf", "tokenizers")
 
@@ -86,6 +86,23 @@ def test_user_error_from_a_command(capsys, monkeypatch):
 
     monkeypatch.setattr(cli.LazyGroup, "get_command", lambda self, ctx, name: broken)
     assert run(capsys, "machines") == (2, "", "headrace: error: file: field value\n")
+
+
+def test_a_failed_tool_is_one_line_without_its_log(capsys, monkeypatch):
+    @click.command()
+    def broken():
+        raise ToolError("compiling 'top' failed with status 2; the whole log is /logs/top.log", "line 1\nline 2")
+
+    monkeypatch.setattr(cli.LazyGroup, "get_command", lambda self, ctx, name: broken)
+    assert run(capsys, "machines") == (2, "", "headrace: error: compiling 'top' failed with status 2; the whole log is /logs/top.log\n")
+
+
+def test_yosys_that_fails_is_named_with_its_last_words():
+    from headrace.hw import yosys
+
+    with pytest.raises(ToolError) as caught:
+        yosys.run(["no_such_pass"], {})
+    assert "\n" not in caught.value.message and "no_such_pass" in caught.value.message
 
 
 @pytest.mark.parametrize("command", [["list"], ["show", "nano"], ["check", "micro"]])
