@@ -5,8 +5,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from headrace.hw.memory_timing import PAGES, REFRESHES, ChannelTiming
-from headrace.sim.dram_kernel import PARAMETERS, run_channel
+from headrace.hw.memory_timing import ChannelTiming
+from headrace.sim.dram_core import channels, rules
+from headrace.sim.dram_kernel import run_channel
 
 MAX_PORT_RATIO = 1 << 40
 MAX_PORTS = 16
@@ -80,14 +81,13 @@ def simulate(trace: Trace, timing: ChannelTiming, *, ports: int = 0, port_ratio:
     if ports:
         chosen = bank // timing.banks_per_pc % ports if trace.port is None else trace.port
         port = _column(chosen, np.uint8, number, "port", ports)
-    accepted, completed, counts = np.empty(number, np.int64), np.empty(number, np.int64), np.zeros(6, np.int64)
-    parameters = tuple(int(getattr(timing, name)) for name in PARAMETERS)
-    parameters += (PAGES.index(timing.page), REFRESHES.index(timing.refresh))
+    accepted, completed = np.empty(number, np.int64), np.empty(number, np.int64)
     p, q = (port_ratio.numerator, port_ratio.denominator) if ports else (1, 1)
-    end = run_channel(parameters, bank, row, write, arrival, port, ports, p, q, port_fifo, accepted, completed, counts)
+    channel, token = channels(timing, 1), np.zeros(max(ports, 1), np.int64)
+    end = run_channel(rules(timing)[0], channel[0], bank, row, write, arrival, port, ports, p, q, port_fifo, token, accepted, completed)
     if end < 0:
         raise RuntimeError("the memory model stands still: no command can ever become legal")
-    activates, precharges, reads, writes, refreshes, _ = (int(count) for count in counts)
+    activates, precharges, reads, writes, refreshes = (int(count) for count in channel["counts"][0])
     return Result(
         accepted=accepted, completed=completed, activates=activates, precharges=precharges, reads=reads, writes=writes, refreshes=refreshes
     )
