@@ -41,6 +41,11 @@ class Waves:
         if self.format not in WAVE_FORMATS:
             raise UserError(f"waves file '{self.file}': its suffix must be .vcd or .fst")
 
+    @classmethod
+    def of_cycles(cls, file: Path, first: int, count: int, *, period_ps: int) -> "Waves":
+        """Of `count` clock cycles from cycle `first` on (0: the simulation's start, in reset)."""
+        return cls(file=file, begin=first * period_ps, end=(first + count) * period_ps - 1)
+
     @property
     def format(self) -> str:
         return Path(self.file).suffix.removeprefix(".")

@@ -23,6 +23,24 @@ from headrace.sim.session import require_tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
+class WaveWindow:
+    """Clock cycles of a co-simulation whose signals go to `file`, counted from the simulation's start: reset and boot are the first few hundred."""
+
+    file: Path
+    first: int
+    cycles: int
+
+    def waves(self) -> Waves:
+        from headrace.sim.cosim_driver import PERIOD_NS
+
+        return Waves.of_cycles(self.file, self.first, self.cycles, period_ps=1000 * PERIOD_NS)
+
+    def document(self, ran: int) -> dict:
+        """What of the window lies within a run of `ran` cycles."""
+        return {"file": str(self.file), "first_cycle": self.first, "cycles": max(0, min(self.cycles, ran - self.first))}
+
+
+@dataclass(frozen=True, kw_only=True)
 class LoopSession:
     """A model, compressed, and the machine that it is to run on."""
 
@@ -66,15 +84,17 @@ class LoopSession:
         return (ids * -(-length // len(ids)))[:length]
 
     def run(
-        self, prompt: str, ids: list[int], tokens: int, *, seed: int = 0, waves: Path | None = None, image_folder: Path | None = None,
+        self, prompt: str, ids: list[int], tokens: int, *, seed: int = 0, waves: WaveWindow | None = None, image_folder: Path | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> dict:
         """The closed loop's document, with the first divergence named where RTL and golden differ. UserError where the machine stops."""
-        record = Waves(file=waves) if waves else None
+        record = waves.waves() if waves else None
         with self._stops_named():
             proof = prove(self.compressed, self.machine, ids, tokens, seed=seed, waves=record, image_folder=image_folder, note=note)
         text = require_tokenizer(self.model).decode([int(t) for t in proof.rtl.tokens])
         document = report(proof, self.compressed, self.machine, prompt, ids, text)
+        if waves:
+            document["waves"] = waves.document(proof.rtl.counters["boot_cycles"] + proof.rtl.counters["cycles"])
         if not document["logits_equal"] or not document["rtl_tokens_equal"]:
             document["divergence"] = self._divergence(proof, ids, tokens, seed, note)
         return document

@@ -88,6 +88,13 @@ def test_waves_have_a_window(fifo, tmp_path):
     assert 0 < part < whole / 3
 
 
+def test_a_window_of_cycles_is_recorded_and_nothing_else(fifo, tmp_path):
+    file = tmp_path / "cycles.vcd"
+    run(fifo, waves=cosim_run.Waves.of_cycles(file, 50, 20, period_ps=2000)).check()
+    times = [int(line[1:]) for line in file.read_text().splitlines() if line.startswith("#")]
+    assert (min(times), max(times)) == (100_000, 139_500)  # the bench moves every 500 ps
+
+
 def test_wave_formats_are_named(tmp_path):
     with pytest.raises(UserError, match="must be .vcd or .fst"):
         cosim_run.Waves(file=tmp_path / "waves.txt")

@@ -6,7 +6,7 @@ from headrace import cli
 from headrace.models.errors import UserError
 from headrace.sim import cosim_run, loop_session
 from headrace.sim.cosim import CosimError
-from headrace.sim.loop_session import LoopSession
+from headrace.sim.loop_session import LoopSession, WaveWindow
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +30,9 @@ def mistake(capsys, *arguments):
     [
         ("--waves", "x.txt", ".vcd or .fst"),
         ("--waves", "nowhere/x.vcd", "folder nowhere does not exist"),
+        ("--waves-from", "5", "without --waves FILE"),
+        ("--waves-cycles", "5", "without --waves FILE"),
+        ("--waves-cycles", "0", "--waves-cycles"),
         ("--prefill", "512", "allowed are 1 to 1"),
         ("--prefill", "100000", "max_positions = 512"),
         ("--set", "scheme.weight_bits=2", "2 bits for q"),
@@ -67,3 +70,9 @@ def test_a_machine_that_stops_is_named(monkeypatch):
     for run in (lambda: session.run("the", ids, 2), lambda: session.generate(ids, 2)):
         with pytest.raises(UserError, match="machine nano, model embedded: the machine stopped: .* instruction 77"):
             run()
+
+
+def test_a_window_of_waves_is_cut_at_the_runs_end(tmp_path):
+    window = WaveWindow(file=tmp_path / "x.vcd", first=1000, cycles=50)
+    assert (window.waves().begin, window.waves().end) == (2_000_000, 2_099_999)
+    assert [window.document(ran)["cycles"] for ran in (2000, 1050, 1020, 400)] == [50, 50, 20, 0]
