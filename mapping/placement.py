@@ -27,20 +27,23 @@ def slices(n: int) -> int:
 
 
 class _Allocator:
-    def __init__(self, what: str, field: str, size: int):
-        self.what, self.field, self.size, self.next = what, field, size, 0
+    """Hands out items of one buffer; what is taken past its end is counted too."""
+
+    def __init__(self, what: str, field: str, size: int, item_bytes: int):
+        self.what, self.field, self.size, self.item_bytes, self.next = what, field, size, item_bytes, 0
 
     def take(self, count: int) -> int:
         start = self.next
         self.next += count
         return start
 
-    def check(self, model: str, machine: Machine, context: int) -> None:
-        if self.next > self.size:
-            raise UserError(
-                f"model {model} at context {context} needs {self.next} {self.what}, but machine {machine.name} has "
-                f"{self.field} = {self.size}; take a shorter context or a larger buffer"
-            )
+    @property
+    def passed(self) -> str | None:
+        """What is needed and what there is, where the first is more."""
+        if self.next <= self.size:
+            return None
+        needed, there = (f"{count * self.item_bytes:,} bytes" for count in (self.next, self.size))
+        return f"{self.next} {self.what} ({needed}) of {self.field} = {self.size} ({there})"
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -101,7 +104,7 @@ class ActivationSlices:
 def vector_rows(config: LlamaConfig, machine: Machine, context: int) -> tuple[VectorRows, _Allocator]:
     """Places every float vector. Stripes are whole VB rows, and MV rows come in whole stripes, so vectors that an MV writes end at a
     multiple of stripe_rows/8 rows."""
-    vb = _Allocator("vector buffer rows", "buffers.vector_rows", machine.buffers.vector_rows)
+    vb = _Allocator("vector buffer rows", "buffers.vector_rows", machine.buffers.vector_rows, 4 * LANES)
     word_rows = machine.word_bytes // 32
     scale_rows = machine.scales_per_word // LANES
 
@@ -140,7 +143,7 @@ def vector_rows(config: LlamaConfig, machine: Machine, context: int) -> tuple[Ve
 
 
 def activation_slices(config: LlamaConfig, machine: Machine, context: int) -> tuple[ActivationSlices, _Allocator]:
-    ab = _Allocator("activation buffer slices", "buffers.activation_slices", machine.buffers.activation_slices)
+    ab = _Allocator("activation buffer slices", "buffers.activation_slices", machine.buffers.activation_slices, BLOCK)
     head = slices(config.head_dim)
     h = ab.take(slices(config.width))
     q, k, v = ab.take(config.heads * head), ab.take(config.kv_heads * head), ab.take(config.kv_heads * head)
@@ -151,19 +154,25 @@ def activation_slices(config: LlamaConfig, machine: Machine, context: int) -> tu
     return placed, ab
 
 
+def limits_passed(config: LlamaConfig, machine: Machine, context: int) -> list[str]:
+    """What a context asks of the buffers beyond their sizes, in words; empty where it fits."""
+    found = (allocator.passed for _, allocator in (vector_rows(config, machine, context), activation_slices(config, machine, context)))
+    return [text for text in found if text is not None]
+
+
 def largest_context(config: LlamaConfig, machine: Machine) -> int:
     """The largest context (multiple of a scale word's tokens) that model and buffers allow. Raises UserError if not even one."""
     step = machine.scales_per_word
     best = 0
     for context in range(step, round_up(config.max_positions, step) + 1, step):
-        _, vb = vector_rows(config, machine, context)
-        _, ab = activation_slices(config, machine, context)
-        if vb.next > vb.size or ab.next > ab.size:
+        passed = limits_passed(config, machine, context)
+        if passed:
             break
         best = context
     if not best:
-        for allocator in (vector_rows(config, machine, step)[1], activation_slices(config, machine, step)[1]):
-            allocator.check(config.name, machine, step)
+        raise UserError(
+            f"model {config.name} does not fit machine {machine.name}: even the shortest context ({step} tokens) needs {' and '.join(passed)}"
+        )
     return min(best, config.max_positions)
 
 
@@ -224,9 +233,9 @@ def check_supported(config: LlamaConfig, machine: Machine) -> None:
          f"a multiple of {machine.scales_per_word}"),
         (group <= MAX_REPS, "heads / kv_heads", group, f"up to {MAX_REPS}"),
     )  # fmt: skip
-    for fine, name, value, allowed in rules:
-        if not fine:
-            raise UserError(f"model {config.name}: {name} = {value}; on machine {machine.name} allowed is {allowed}")
+    broken = [f"{name} = {value}, where {allowed} is allowed" for fine, name, value, allowed in rules if not fine]
+    if broken:
+        raise UserError(f"model {config.name} cannot run on machine {machine.name}: {'; '.join(broken)}")
     if machine.sfu.lanes != LANES or machine.memory.port_bytes != 32:
         raise UserError(
             f"machine {machine.name}: sfu.lanes = {machine.sfu.lanes}, memory.port_bytes = {machine.memory.port_bytes}; "

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from headrace.hw.machine import Machine
 from headrace.mapping.placement import (
-    LANES, ActivationSlices, CacheGeometry, VectorRows, activation_slices, cache_geometry, check_supported, largest_context, linear_words,
-    round_up, vector_rows,
+    LANES, ActivationSlices, CacheGeometry, VectorRows, activation_slices, cache_geometry, check_supported, largest_context, limits_passed,
+    linear_words, round_up, vector_rows,
 )
 from headrace.models.errors import UserError
 from headrace.models.graph import LINEAR_NAMES, LlamaConfig
@@ -63,7 +63,11 @@ def make_plan(config: LlamaConfig, machine: Machine, bits: dict[str, int], conte
     limit = largest_context(config, machine)
     context = limit if context is None else context
     if not 1 <= context <= limit:
-        raise UserError(f"context = {context}; model {config.name} on machine {machine.name} allows 1 to {limit}")
+        why = [f"needs {text}" for text in limits_passed(config, machine, context)] if context > limit else []
+        if context > config.max_positions:
+            why.append(f"is past the model's max_positions = {config.max_positions}")
+        reason = f": {context} {' and '.join(why)}" if why else ""
+        raise UserError(f"context = {context}; model {config.name} on machine {machine.name} allows 1 to {limit}{reason}")
     return Plan(
         config=config, machine=machine, bits=bits, context=context, outputs=outputs,
         rows=vector_rows(config, machine, context)[0], slices=activation_slices(config, machine, context)[0],

@@ -113,19 +113,25 @@ def estimate(
     if level == "cycle" and workload.context == 1:
         raise UserError("--context 1: a step of the cycle level follows another one; allowed is 2 or more")
     bits = check_scheme(scheme)
-    plan = make_plan(config, machine, bits, workload.longest, workload.decode + 1 if workload.context is None else 1)
+    room = machine.memory.ports * board.pseudo_channel_bytes or board.ddr_bytes
+    try:
+        plan = make_plan(config, machine, bits, workload.longest, workload.decode + 1 if workload.context is None else 1)
+    except UserError as error:  # the buffers' limits; the memory's stands with them
+        weights = weight_bytes(config, scheme)
+        if weights > room:
+            raise UserError(f"{error}; and its weights alone take {weights:,} bytes of memory, where {_reach(machine, board)} {room:,}") from None
+        raise
     held = image_bytes(plan)
     resources = machine_resources(machine)
     batch = workload.batch
     # Each sequence of a batch has its own caches; weights are stored once.
     held += (batch - 1) * config.layers * plan.cache.layer_words * machine.word_bytes
-    room = machine.memory.ports * board.pseudo_channel_bytes or board.ddr_bytes
     document = {
         "model": config.name, "machine": machine.name, "scheme": scheme.name, "level": level, "batch": batch,
         "kind": "estimated" if level == "analytic" else "simulated",
         "memory": {
             "weight_bytes": weight_bytes(config, scheme), "kv_bytes_per_token": config.kv_bytes_per_token(scheme.kv_bits),
-            "image_bytes": held, "fits": held <= room,
+            "image_bytes": held, "available_bytes": room, "fits": held <= room,
         },
         "resources": resources,
         "board": board_fit(machine, board, resources),
@@ -141,6 +147,11 @@ def estimate(
             f"each of the {batch} sequences is a pass of its own: weights are read per sequence, and a step takes {batch} passes"
         )
     return document
+
+
+def _reach(machine: Machine, board: Board) -> str:
+    """Whose memory it is, as the subject of a sentence."""
+    return f"{machine.memory.ports} ports of board {board.name} reach" if board.pseudo_channel_bytes else f"board {board.name} has"
 
 
 def board_fit(machine: Machine, board: Board, resources: dict) -> dict:

@@ -92,8 +92,9 @@ def _print(document: dict) -> None:
             low, high = parts["decode"]["energy_j_per_token_range"]
             click.echo(f"per decoded token {parts['decode']['energy_j_per_token']:.4g} J (range {low:.4g} to {high:.4g})")
     memory = document["memory"]
+    fits = "fits" if memory["fits"] else f"does NOT fit: {memory['image_bytes']:,} bytes of {memory['available_bytes']:,} that the ports reach"
     click.echo(f"\nweights {memory['weight_bytes'] / 1e6:.4g} MB, image {memory['image_bytes'] / 1e6:.4g} MB "
-               f"({'fits' if memory['fits'] else 'does NOT fit'}), KV {memory['kv_bytes_per_token']} bytes a token")  # fmt: skip
+               f"({fits}), KV {memory['kv_bytes_per_token']} bytes a token")  # fmt: skip
     for row in document["board"]["checks"]:
         if row["ok"] is False:
             click.echo(f"board {document['board']['name']} does NOT carry this machine: {row['check']} needs {row['needs']:g}, has {row['has']:g}")

@@ -166,6 +166,11 @@ def test_models_that_do_not_fit_are_named(sizes, field):
         compile_model(random_model(2, **sizes), NANO, [1], outputs=1)
 
 
+def test_all_that_a_machine_cannot_run_is_named_at_once():
+    with pytest.raises(UserError, match="head_dim = 48, where a multiple of 32 is allowed; ffn = 100, where a multiple of 16 is allowed"):
+        compile_model(random_model(2, head_dim=48, ffn=100), NANO, [1], outputs=1)
+
+
 def test_largest_context_fits_the_buffers():
     config = random_model(2, max_positions=100_000).config
     context = largest_context(config, NANO)

@@ -113,6 +113,7 @@ def test_set_reaches_machine_scheme_and_board(capsys):
     small = document(capsys, "embedded", "nano", "--context", "12", "--set", "board.hbm_bytes=32")
     assert slow["step"]["cycles"] > base["step"]["cycles"]
     assert wide["step"]["cycles"] > base["step"]["cycles"] and wide["memory"]["weight_bytes"] > base["memory"]["weight_bytes"]
+    assert base["memory"]["available_bytes"] == 2 * 2**28 and small["memory"]["available_bytes"] == 2
     assert base["memory"]["fits"] and not small["memory"]["fits"]
     stamps = {d["stamp"]["config_sha256"] for d in (base, slow, wide, small)}
     assert len(stamps) == 4
@@ -134,7 +135,18 @@ def test_set_reaches_machine_scheme_and_board(capsys):
         (["embedded", "nano", "--set", "scheme.kv_bits=4"], "kv_bits = 4; machines of version 1 allow 8"),
         (["embedded", "nano", "--set", "scheme.weight_bits=3"], "3 bits for q; machines of version 1 decode 4 and 8 bits"),
         (["embedded", "nano", "--set", "memory.port=2"], "unknown path 'memory.port'"),
-        (["llama2-7b", "nano"], "buffers.vector_rows = 4096"),
+        (
+            ["llama2-7b", "nano"],
+            "model llama2-7b does not fit machine nano: even the shortest context (16 tokens) needs 9533 vector buffer rows (305,056 bytes) of "
+            "buffers.vector_rows = 4096 (131,072 bytes) and 2256 activation buffer slices (36,096 bytes) of buffers.activation_slices = 1024 "
+            "(16,384 bytes); and its weights alone take 4,",
+        ),
+        (["llama2-7b", "nano"], "bytes of memory, where 2 ports of board u280 reach 536,870,912"),
+        (
+            ["smollm2-135m", "nano", "--prefill", "8000"],
+            "allows 1 to 1344: 8128 needs 13877 vector buffer rows (444,064 bytes) of buffers.vector_rows = 4096 (131,072 bytes) and needs 4836 activation",
+        ),
+        (["embedded", "nano", "--context", "513"], "513 is past the model's max_positions = 512"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(capsys, arguments, words):
