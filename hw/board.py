@@ -7,11 +7,16 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from headrace.hw.machine import Machine
-from headrace.models.configfile import StrictModel, load_model
+from headrace.models.configfile import StrictModel, load_model, parse_override
+from headrace.models.errors import UserError
+
+DESCRIPTIVE = ("part", "process_nm", "slr", "ddr_bytes_per_s", "idle_w", "price_usd", "src", "r", "recall")
+"""Fields that say what the board is and enter no result; `headrace machines show` prints them."""
 
 
 class Board(StrictModel):
-    """One FPGA board. Bandwidths are peaks at the memory's pins; `shell_*` is what the vendor's shell takes."""
+    """One FPGA board. Bandwidths are peaks at the memory's pins; `shell_*` is what the vendor's shell takes; `tdp_w` is held
+    against the estimated power. Fields of `DESCRIPTIVE` enter no result."""
 
     name: str = Field(min_length=1)
     part: str
@@ -65,6 +70,14 @@ class Board(StrictModel):
 def load_board(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Board:
     """The board of that name in ``configs/boards``, or in that file, with ``path=value`` overrides applied."""
     return load_model(Board, "boards", name_or_path, overrides)
+
+
+def refuse_descriptive(overrides: Iterable[str]) -> None:
+    """UserError for a board override (``path=value``) that would change nothing."""
+    for override in overrides:
+        if parse_override(override)[0] in DESCRIPTIVE:
+            read = ", ".join(name for name in Board.model_fields if name not in DESCRIPTIVE)
+            raise UserError(f"--set board.{override}: only describes the board and changes no result; allowed are {read}")
 
 
 def check_fit(machine: Machine, board: Board) -> list[dict]:

@@ -1,6 +1,6 @@
 """Machines and GPUs side by side: the document of `headrace compare`."""
 
-from headrace.hw.board import load_board
+from headrace.hw.board import load_board, refuse_descriptive
 from headrace.hw.machine import load_machine
 from headrace.models.configfile import list_configs
 from headrace.models.graph import LlamaConfig
@@ -21,6 +21,7 @@ def compare(
     Machines run under `scheme_name`, else their own scheme; GPU bounds under `scheme_name`, else the first machine's, else w4a8kv8.
     """
     workload = Workload(prefill=prefill, decode=decode, batch=batch)
+    refuse_descriptive(overrides["board"])
     used: list = [config.to_dict(), vars(workload)]
     rows, schemes = [], []
     for name in machines:

@@ -142,6 +142,12 @@ def estimate(
         document |= run.one_step(workload.context, by_op)
     else:
         document |= run.phases(workload.prefill, workload.decode, by_op)
+    if scope == "board" and document["energy_by"] is not None:
+        part = document["step"] if workload.context is not None else document["total"]
+        power = part["energy_j"] / part["latency_s"]
+        board_rows = document["board"]
+        board_rows["checks"].append({"check": "power_w", "needs": power, "has": board.tdp_w, "ok": power <= board.tdp_w})
+        board_rows["fits"] = board_rows["fits"] and power <= board.tdp_w
     if batch > 1:
         document["note"] = (
             f"each of the {batch} sequences is a pass of its own: weights are read per sequence, and a step takes {batch} passes"

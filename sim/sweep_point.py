@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import lru_cache
 
-from headrace.hw.board import load_board
+from headrace.hw.board import load_board, refuse_descriptive
 from headrace.hw.machine import load_machine
 from headrace.mapping.sweep import Point, Sweep, points
 from headrace.models.configfile import StrictModel, apply_overrides, list_configs, split_overrides, validate
@@ -68,6 +68,7 @@ def check_names(sweep: Sweep) -> None:
         _model_config(model)
     first = next(points(sweep))
     groups = split_overrides(first.overrides)
+    refuse_descriptive(groups["board"])
     for name in sweep.machines:
         machine = load_machine(name)
         apply_overrides(machine.model_dump(), groups["machine"], source=f"sweep {sweep.name}: grid")

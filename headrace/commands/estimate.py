@@ -34,7 +34,7 @@ def command(
     A prefill is a pass for each prompt token. In `utilisation`, MAC is useful over possible multiply-accumulates; bandwidth is required bytes
     (weights once for a whole prefill or batch) over what the ports deliver beside refreshes, and `of port peak` the same without refreshes.
     """
-    from headrace.hw.board import load_board
+    from headrace.hw.board import load_board, refuse_descriptive
     from headrace.hw.machine import load_machine
     from headrace.models.configfile import list_configs, split_overrides
     from headrace.mapping.sweep import write_atomically
@@ -53,6 +53,7 @@ def command(
     config = model_config(model)
     groups = split_overrides(overrides)
     description = load_machine(machine, groups["machine"])
+    refuse_descriptive(groups["board"])
     board = load_board(description.board, groups["board"])
     scheme = load_scheme(scheme_name or description.scheme, groups["scheme"])
     table = load_energy(board.name) if board.name in list_configs("energy") else None

@@ -2,7 +2,7 @@
 
 import click
 
-from headrace.hw.board import Board, check_fit, load_board
+from headrace.hw.board import DESCRIPTIVE, Board, check_fit, load_board
 from headrace.hw.machine import Machine, load_machine
 from headrace.models.configfile import list_configs, split_overrides
 from headrace.models.errors import UserError
@@ -56,6 +56,8 @@ def show_command(machine: str, overrides: tuple[str, ...], as_json: bool, seed: 
         return
     print_table(["field", "value"], _flatten(document["machine"]), title=f"machine {description.name} (as described)")
     print_table(["derived", "value"], list(document["derived"].items()), title="\nderived from it")
+    rows = [[name, value, "description only" if name in DESCRIPTIVE else "read by estimates"] for name, value in document["board"].items()]
+    print_table(["field", "value", "use"], rows, title=f"\nboard {board.name}")
 
 
 @command.command("check")

@@ -131,6 +131,12 @@ def test_override_reaches_the_answer_and_the_stamp(capsys):
     assert changed["stamp"]["config_sha256"] != plain["stamp"]["config_sha256"]
 
 
+def test_show_says_which_board_fields_enter_results(capsys):
+    _, out, _ = run(capsys, "machines", "show", "nano")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["price_usd", "7500", "description", "only"] in lines and ["tdp_w", "225", "read", "by", "estimates"] in lines
+
+
 def test_misfit_still_prints_its_json(capsys):
     status, out, _ = run(capsys, "machines", "check", "nano", "--json", "--set", "board.dsp=10")
     assert status == 2

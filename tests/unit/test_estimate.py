@@ -119,6 +119,16 @@ def test_set_reaches_machine_scheme_and_board(capsys):
     assert len(stamps) == 4
 
 
+@pytest.mark.parametrize("how", [["--context", "12"], ["--prefill", "4", "--decode", "3"]])
+def test_power_is_held_against_the_boards_tdp(capsys, how):
+    for tdp_w, fits in ((225, True), (20, False)):
+        d = document(capsys, "embedded", "nano", *how, "--set", f"board.tdp_w={tdp_w}")
+        (row,) = [check for check in d["board"]["checks"] if check["check"] == "power_w"]
+        assert (row["ok"], row["has"], d["board"]["fits"]) == (fits, tdp_w, fits) and 20 < row["needs"] < 225
+    device = document(capsys, "embedded", "nano", *how, "--energy-scope", "device")
+    assert "power_w" not in [check["check"] for check in device["board"]["checks"]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -141,6 +151,7 @@ def test_set_reaches_machine_scheme_and_board(capsys):
             "buffers.vector_rows = 4096 (131,072 bytes) and 2256 activation buffer slices (36,096 bytes) of buffers.activation_slices = 1024 "
             "(16,384 bytes); and its weights alone take 4,",
         ),
+        (["embedded", "nano", "--set", "board.price_usd=1"], "--set board.price_usd=1: only describes the board and changes no result; allowed are name, lut, ff, dsp"),
         (["llama2-7b", "nano"], "bytes of memory, where 2 ports of board u280 reach 536,870,912"),
         (
             ["smollm2-135m", "nano", "--prefill", "8000"],
