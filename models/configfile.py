@@ -1,8 +1,8 @@
 """Finding, reading, overriding and checking configuration files.
 
 A configuration is a YAML mapping below ``configs/KIND/NAME.yaml`` or at a path of the user's. It is read with
-``yaml.safe_load`` after three checks that YAML itself does not make (size, aliases, repeated keys), then
-validated by a frozen pydantic model that refuses unknown fields. Every failure is a `UserError` of one line.
+``yaml.safe_load`` after four checks that YAML itself does not make (size, aliases, repeated keys, and values that
+YAML 1.1 reads as something else than they look like), then validated by a frozen pydantic model that refuses unknown fields. Every failure is a `UserError` of one line.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 24
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+_OCTAL = re.compile(r"[-+]?0[0-7_]+")
 # YAML 1.1 reads 300e6 as a string: it wants a dot and a sign. Overrides accept what people type.
 _EXPONENT = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
 # What the YAML reader lets through for a value that its tag does not fit: a date of month 13, `!!bool x`, `!!int ""`, `!!timestamp x`.
@@ -88,7 +89,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{source}: is not UTF-8 text (byte {error.start})") from None
     try:
         _check_events(text, source)
-        _check_keys(yaml.compose(text, Loader=yaml.SafeLoader), source, "")
+        _check_nodes(yaml.compose(text, Loader=yaml.SafeLoader), source, "")
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -116,11 +117,13 @@ def _check_events(text: str, source: str) -> None:
             depth -= 1
 
 
-def _check_keys(node: yaml.Node | None, source: str, where: str) -> None:
-    """Refuse a key that is given twice: YAML would silently keep the last."""
-    if isinstance(node, yaml.SequenceNode):
+def _check_nodes(node: yaml.Node | None, source: str, where: str) -> None:
+    """Refuse a key that is given twice (YAML would silently keep the last) and scalars that YAML 1.1 takes for something unexpected."""
+    if isinstance(node, yaml.ScalarNode):
+        _check_scalar(node, source, where)
+    elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
-            _check_keys(item, source, f"{where}[{index}]")
+            _check_nodes(item, source, f"{where}[{index}]")
     elif isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
@@ -131,7 +134,25 @@ def _check_keys(node: yaml.Node | None, source: str, where: str) -> None:
             if key.value in seen:
                 raise UserError(f"{source}: line {line}: field '{path}' is given twice")
             seen.add(key.value)
-            _check_keys(value, source, path)
+            _check_scalar(key, source, path)
+            _check_nodes(value, source, path)
+
+
+def _check_scalar(node: yaml.ScalarNode, source: str, where: str) -> None:
+    """YAML 1.1: 3:45 is 225 (base 60), 010 is 8 (base 8), `on` is true, and `<<` merges one mapping into another."""
+    kind, text = node.tag.removeprefix("tag:yaml.org,2002:"), node.value
+    if kind in ("int", "float") and ":" in text:
+        surprise = "a number of base 60; write a plain number, or text in quotes"
+    elif kind == "int" and _OCTAL.fullmatch(text):
+        surprise = "a number of base 8; write it without the leading 0, or in quotes if it is text"
+    elif kind == "bool" and text.lower() in ("yes", "no", "on", "off"):
+        surprise = "true or false; write true, false, or text in quotes"
+    elif kind == "merge":
+        surprise = "a merge of mappings; write the fields themselves"
+    else:
+        return
+    field = f"field '{where}': " if where else ""
+    raise UserError(f"{source}: line {node.start_mark.line + 1}: {field}{text} means to YAML {surprise}")
 
 
 def parse_override(override: str) -> tuple[str, Any]:
@@ -147,6 +168,7 @@ def parse_override(override: str) -> tuple[str, Any]:
         return path, float(text)
     try:
         _check_events(text, f"--set {path}")
+        _check_nodes(yaml.compose(text, Loader=yaml.SafeLoader), f"--set {path}", "")
         return path, yaml.safe_load(text)
     except (yaml.YAMLError, *_CONSTRUCTOR_ERRORS):
         raise UserError(f"--set {path}: the value {text!r} is not valid YAML") from None

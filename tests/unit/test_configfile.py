@@ -45,6 +45,13 @@ def test_read_yaml(tmp_path):
         ("a: !!python/object/apply:os.getcwd []\n", "is not valid YAML"),
         ("a: 2001-99-99\n", "cannot be read"),
         ("? [1, 2]\n: 3\n", "a key must be a plain name"),
+        ("a: 1\nclock_hz: 3:45\n", "line 2: field 'clock_hz': 3:45 means to YAML a number of base 60"),
+        ("a: {b: [1, 3:45.5]}\n", "field 'a.b[1]': 3:45.5 means to YAML a number of base 60"),
+        ("a: !!int '3:45'\n", "base 60"),
+        ("a: -010\n", "field 'a': -010 means to YAML a number of base 8"),
+        ("a: off\n", "field 'a': off means to YAML true or false"),
+        ("on: 1\n", "field 'on': on means to YAML true or false"),
+        ("<<: {a: 1}\nb: 2\n", "a merge of mappings"),
         (b"a: \xff\n", "is not UTF-8"),
         ("a: " + "[" * 200 + "]" * 200, "nested deeper than"),
     ],
@@ -92,7 +99,8 @@ def test_a_name_stays_in_its_kind():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("8", 8), ("300e6", 300e6), ("1.5e-3", 1.5e-3), ("true", True), ("null", None), ("w4", "w4"), ("[1, 2]", [1, 2]), ("a=b", "a=b")],
+    [("8", 8), ("300e6", 300e6), ("1.5e-3", 1.5e-3), ("true", True), ("null", None), ("w4", "w4"), ("[1, 2]", [1, 2]), ("a=b", "a=b"),
+     ("0", 0), ("0.5", 0.5), ("1_000", 1000), ("0x10", 16), ("'3:45'", "3:45"), ("a:b", "a:b"), ("FALSE", False)],  # fmt: skip
 )
 def test_override_values(text, value):
     path, parsed = parse_override(f"x.y={text}")
@@ -109,7 +117,7 @@ def test_a_value_that_does_not_fit_its_tag(tmp_path, value):
         parse_override(f"a={value}")
 
 
-@pytest.mark.parametrize("text", ["x", "=3", "x..y=3", ".x=3", "x={", "x=&a 1"])
+@pytest.mark.parametrize("text", ["x", "=3", "x..y=3", ".x=3", "x={", "x=&a 1", "x=3:45", "x=[010]", "x=yes", "x={a: 1, a: 2}"])
 def test_malformed_override(text):
     with pytest.raises(UserError, match="--set"):
         parse_override(text)
