@@ -10,7 +10,8 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -56,7 +57,7 @@ class Sweep(StrictModel):
     @field_validator("models", "machines", "schemes")
     @classmethod
     def _distinct(cls, value):
-        return _refuse_repeats(value)
+        return _refuse_repeated_names(value)
 
     @field_validator("grid")
     @classmethod
@@ -82,6 +83,12 @@ def _refuse_repeats(values):
     for i, value in enumerate(values):
         if value in values[:i]:
             raise ValueError(f"{value!r} is given twice.")
+    return values
+
+
+def _refuse_repeated_names(values):
+    """Names of configurations are found whatever their case; paths are not."""
+    _refuse_repeats([value if "/" in value or "\\" in value else value.lower() for value in values])
     return values
 
 
@@ -210,6 +217,22 @@ def _claim(sweep: Sweep, folder: Path, stamp: dict, resume: bool) -> None:
         raise UserError(f"{folder}: is not empty and holds no sweep.json; take an empty or new folder")
     (folder / "chunks").mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps(mine, indent=2) + "\n")
+
+
+def refusals(rows: Iterable[Mapping[str, str]]) -> list[dict]:
+    """Why points of a ``points.csv`` are not legal, most frequent first: ``{"points", "first", "error"}``.
+
+    Messages that differ in their numbers alone are one reason; `first` is the index of its first point, `error` that point's message without
+    what names the point.
+    """
+    found: dict[str, dict] = {}
+    for row in rows:
+        if row["error"]:
+            named, colon, reason = row["error"].partition(": ")
+            reason = reason if colon else named
+            entry = found.setdefault(re.sub(r"\d[\d_.,]*", "#", reason), {"points": 0, "first": int(row["index"]), "error": reason})
+            entry["points"] += 1
+    return sorted(found.values(), key=lambda entry: -entry["points"])
 
 
 def write_atomically(path: Path, content: str | bytes) -> Path:

@@ -8,6 +8,8 @@ from headrace.options import json_option, seed_option
 from headrace.output import emit_json, progress
 
 MAX_WORKERS = 256
+MAX_REASONS = 8
+"""Printed; --json has all."""
 
 
 @click.command("sweep", short_help="Estimate a grid of machines, models and schemes.")
@@ -25,7 +27,7 @@ def command(sweep_file: str, folder: Path, workers: int, resume: bool, as_json: 
     import csv
 
     import headrace
-    from headrace.mapping.sweep import load_sweep, run_sweep
+    from headrace.mapping.sweep import load_sweep, refusals, run_sweep
     from headrace.models.errors import UserError
     from headrace.sim.sweep_point import RESULTS, check_names, evaluate_point
 
@@ -36,12 +38,16 @@ def command(sweep_file: str, folder: Path, workers: int, resume: bool, as_json: 
             sweep, folder, evaluate_point, RESULTS, stamp={"headrace": headrace.__version__}, workers=workers, resume=resume, advance=advance
         )
     with path.open(newline="") as file:
-        errors = [row["error"] for row in csv.DictReader(file)]
-    refused = [error for error in errors if error]
-    if len(refused) == len(errors):
-        raise UserError(f"sweep {sweep.name}: none of {len(errors)} points is legal; the first says: {refused[0]}")
-    document = {"sweep": sweep.name, "points": len(errors), "refused": len(refused), "file": str(path)}
+        rows = list(csv.DictReader(file))
+    errors = [row["error"] for row in rows if row["error"]]
+    if len(errors) == len(rows):
+        raise UserError(f"sweep {sweep.name}: none of {len(rows)} points is legal; the first says: {errors[0]}")
+    document = {"sweep": sweep.name, "points": len(rows), "refused": len(errors), "reasons": refusals(rows), "file": str(path)}
     if as_json:
         emit_json(document, sweep, seed)
     else:
-        click.echo(f"{path}: {len(errors)} points (estimated), {len(refused)} of them not legal")
+        click.echo(f"{path}: {len(rows)} points (estimated), {len(errors)} of them not legal")
+        for reason in document["reasons"][:MAX_REASONS]:
+            click.echo(f"  {reason['points']} like point {reason['first']}: {reason['error']}")
+        if len(document["reasons"]) > MAX_REASONS:
+            click.echo(f"  and {len(document['reasons']) - MAX_REASONS} more reasons; see the column error")

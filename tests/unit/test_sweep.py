@@ -56,6 +56,13 @@ def test_shipped_sweeps_name_what_exists(name):
     assert sweep.points == len(list(points(sweep)))
 
 
+def test_the_example_is_mostly_legal_and_says_what_is_not(capsys, tmp_path):
+    status, out, _ = run(capsys, "sweep", "example", "-o", str(tmp_path / "out"))
+    first, reason = out.splitlines()
+    assert (status, first.partition(": ")[2]) == (0, "72 points (estimated), 18 of them not legal")
+    assert reason.strip().startswith("18 like point ") and reason.endswith("the array must not be narrower than the ports.")
+
+
 def test_points_are_in_order_and_can_be_cut(small):
     sweep = load_sweep(small)
     every = list(points(sweep))
@@ -72,6 +79,8 @@ def test_a_sweep_through_the_command(capsys, small, tmp_path):
     assert (status, document["points"], len(rows)) == (0, 12, 12)
     legal = [row for row in rows if not row["error"]]
     assert document["refused"] == 12 - len(legal) == 4 and all(row["array.macs_per_cycle"] == "64" for row in rows if row["error"])
+    (reason,) = document["reasons"]
+    assert (reason["points"], reason["first"]) == (4, 0) and reason["error"].startswith("sfu.lanes")
     assert all("array.macs_per_cycle" in row["error"] for row in rows if row["error"])
     by = {(row["used_scheme"], row["clock_hz"], row["array.macs_per_cycle"]): row for row in legal}
     slow, fast = (float(by["w4a8kv8", clock, "128"]["tokens_per_s"]) for clock in ("100000000", "200000000"))
@@ -136,6 +145,9 @@ def test_processes_change_nothing(small, tmp_path, chunks_of_four):
         ("name: small", "name: small\nnosuch: 1", "field 'nosuch' = 1 is unknown"),
         ("[64, 128, 256]", "[]", "has no values"),
         ("[64, 128, 256]", "[64, 64]", "64 is given twice"),
+        ("[64, 128, 256]", "[64, 64.0]", "64.0 is given twice"),
+        ("[nano]", "[nano, micro, Nano]", "'nano' is given twice"),
+        ("[embedded]", "[embedded, EMBEDDED]", "'embedded' is given twice"),
         ("[64, 128, 256]", "64", "grid.array.macs_per_cycle"),
         ("[embedded]", "[nosuch]", "'nosuch'"),
         ("[embedded]", "[]", "models"),
