@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from headrace.hw.machine import Machine
+from headrace.hw.resources import machine_resources
 from headrace.models.configfile import StrictModel, load_model, parse_override
 from headrace.models.errors import UserError
 
@@ -83,13 +84,15 @@ def refuse_descriptive(overrides: Iterable[str]) -> None:
 def check_fit(machine: Machine, board: Board) -> list[dict]:
     """Hold a machine against its board: ``[{"check", "needs", "has", "ok"}]``.
 
-    Covers what the description alone decides: DSPs of the array, ports, and the rate each port asks of its
-    pseudo-channel. LUT, FF and RAM need synthesis or the resource model.
+    Covers what the description alone decides: DSPs of the array (`array_dsp`) and of the whole machine with its SFU, scale unit and
+    sequencer (`dsp`, as `headrace estimate` and `synth` count them), ports, and the rate each port asks of its pseudo-channel. LUT, FF and
+    RAM need synthesis or the resource model.
     """
     memory = machine.memory
     port_rate = memory.port_bytes * machine.clock_hz * memory.p / memory.q
     pairs = [
-        ("dsp", machine.dsps, board.dsp - board.shell_dsp),
+        ("array_dsp", machine.dsps, board.dsp - board.shell_dsp),
+        ("dsp", machine_resources(machine)["dsp"], board.dsp - board.shell_dsp),
         ("hbm_ports", memory.ports, board.hbm_pseudo_channels),
         ("port_bytes_per_s", port_rate, board.pseudo_channel_bytes_per_s),
     ]

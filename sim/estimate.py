@@ -165,9 +165,9 @@ def board_fit(machine: Machine, board: Board, resources: dict) -> dict:
 
     `fits` False does not stop an estimate: it is of a machine that this board cannot hold.
     """
-    rows = [row for row in check_fit(machine, board) if row["check"] != "dsp"]
+    rows = check_fit(machine, board)
     for check, has in (
-        ("dsp", board.dsp - board.shell_dsp), ("lut", board.lut - board.shell_lut), ("ff", board.ff - board.shell_ff),
+        ("lut", board.lut - board.shell_lut), ("ff", board.ff - board.shell_ff),
         ("bram", board.bram36 - board.shell_bram36), ("uram", board.uram),
     ):  # fmt: skip
         needs = resources[check]

@@ -55,7 +55,8 @@ def show_command(machine: str, overrides: tuple[str, ...], as_json: bool, seed: 
         emit_json(document, [description, board], seed)
         return
     print_table(["field", "value"], _flatten(document["machine"]), title=f"machine {description.name} (as described)")
-    print_table(["derived", "value"], list(document["derived"].items()), title="\nderived from it")
+    derived = [("dsps (array)" if name == "dsps" else name, value) for name, value in document["derived"].items()]
+    print_table(["derived", "value"], derived, title="\nderived from it")
     rows = [[name, value, "description only" if name in DESCRIPTIVE else "read by estimates"] for name, value in document["board"].items()]
     print_table(["field", "value", "use"], rows, title=f"\nboard {board.name}")
 
@@ -66,7 +67,10 @@ def show_command(machine: str, overrides: tuple[str, ...], as_json: bool, seed: 
 @json_option
 @seed_option
 def check_command(machine: str, overrides: tuple[str, ...], as_json: bool, seed: int) -> None:
-    """Check that a machine is legal and that its board can carry its array and ports; status 2 if not."""
+    """Check that a machine is legal and that its board can carry its array and ports; status 2 if not.
+
+    `array_dsp` is the DSPs of the MAC array, `dsp` those of the whole machine, as `headrace estimate` and `headrace synth` count them.
+    """
     description, board = _load(machine, overrides)
     checks = check_fit(description, board)
     fits = all(check["ok"] for check in checks)

@@ -38,7 +38,8 @@ def run(capsys, *arguments):
         (["machines", "show", "nano", "--set", "scheme.x=1"], "uses no scheme"),
         (["machines", "show", "nano", "--set", "board=nosuch"], "boards: 'nosuch' is not known"),
         (["machines", "show", "nano", "--seed", "-1"], "--seed"),
-        (["machines", "check", "nano", "--set", "board.dsp=10"], "dsp = 64 does not fit board u280; allowed: at most 6"),
+        (["machines", "check", "nano", "--set", "board.dsp=80"], "machine nano: dsp = 87 does not fit board u280; allowed: at most 76"),
+        (["machines", "check", "nano", "--set", "board.dsp=10"], "array_dsp = 64 does not fit board u280; allowed: at most 6"),
     ],
 )
 def test_mistake_is_one_line_and_status_2(capsys, arguments, words):

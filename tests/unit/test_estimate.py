@@ -253,7 +253,7 @@ def test_every_shipped_machine_has_energies(name):
     assert load_energy(load_machine(name).board).board == load_machine(name).board
 
 
-@pytest.mark.parametrize("change, check", [("dsp=65", "dsp"), ("hbm_pseudo_channels=1", "hbm_ports"), ("hbm_bytes_per_s=1.0", "port_bytes_per_s")])
+@pytest.mark.parametrize("change, check", [("dsp=80", "dsp"), ("hbm_pseudo_channels=1", "hbm_ports"), ("hbm_bytes_per_s=1.0", "port_bytes_per_s")])
 def test_a_board_that_cannot_carry_the_machine_is_said(change, check):
     from headrace.sim.estimate import board_fit
     from headrace.hw.board import load_board

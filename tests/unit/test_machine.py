@@ -102,7 +102,8 @@ def test_scale_words_hold_whole_stripes_in_every_legal_machine():
 def test_fit_names_what_does_not_fit():
     board = load_board("u280", ["dsp=67"])
     checks = {check["check"]: check for check in check_fit(load_machine("nano", ["clock_hz=500e6"]), board)}
-    assert not checks["dsp"]["ok"]  # 64 needed, 67 less the shell's 4 remain
+    assert (checks["array_dsp"]["needs"], checks["array_dsp"]["has"], checks["array_dsp"]["ok"]) == (64, 63, False)  # of 67 the shell takes 4
+    assert (checks["dsp"]["needs"], checks["dsp"]["ok"]) == (87, False)
     assert checks["hbm_ports"]["ok"]
     assert not checks["port_bytes_per_s"]["ok"]  # 16 GB/s from a 14.4 GB/s pseudo-channel
 
