@@ -51,6 +51,8 @@ class DramChannel(wiring.Component):
     `done`: shows a request, by its tag, in the cycle in which its RD or WR is issued; there is no back-pressure. Its
     data are due in `done.payload.cycle`, a constant number of cycles later for reads, and another for writes. So a user
     delays `done` by these constants and never has to store cycles.
+    `room`: bit 0 for reads, bit 1 for writes: the queue held fewer than `queue` entries as the cycle began, so that such a request
+    would be accepted, tokens aside. Unlike `ready` it depends on registers only.
     `now` is the cycle number; reset makes it 0. Two runs of one instance have a cycle of reset between them.
     Latency: a request is scheduled from the cycle after its acceptance on. One acceptance and one `done` a cycle.
     """
@@ -82,6 +84,7 @@ class DramChannel(wiring.Component):
                 "request": In(stream.Signature(Request(banks=timing.banks, row_bits=row_bits, ports=ports, tag_bits=tag_bits))),
                 "done": Out(wiring.Signature({"valid": Out(1), "payload": Out(Completion(tag_bits=tag_bits))})),
                 "now": Out(TIME_BITS),
+                "room": Out(2),
                 **({"parameters": In(parameters())} if settable else {}),
             }
         )
@@ -107,7 +110,11 @@ class DramChannel(wiring.Component):
         m.submodules.writes = writes = DramQueue(entries=self.timing.queue, banks=count, row_bits=self.row_bits)
         for name in WIDTHS:
             m.d.comb += [getattr(block.parameters, name).eq(getattr(t, name)) for block in (banks, refresh)]
-        m.d.comb += [reads.limit.eq(t.queue), writes.limit.eq(t.queue)]
+        m.d.comb += [
+            reads.limit.eq(t.queue),
+            writes.limit.eq(t.queue),
+            self.room.eq(Cat(reads.level < t.queue, writes.level < t.queue)),
+        ]
         m.d.sync += self.now.eq(self.now + 1)
         m.d.comb += banks.now.eq(self.now)
 

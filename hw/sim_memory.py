@@ -4,6 +4,7 @@
 timing and nothing else.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from amaranth.hdl import Cat, ClockSignal, Const, Instance, Module, Mux, Signal
@@ -89,6 +90,14 @@ class PortTiming(wiring.Component):
             }
         )
 
+    @property
+    def read_address(self) -> Signal:
+        return self.address
+
+    @property
+    def write_address(self) -> Signal:
+        return self.address
+
     def elaborate(self, platform):
         m = Module()
         t = self.timing
@@ -170,65 +179,81 @@ class SimMemory(wiring.Component):
     """
 
     def __init__(self, timing: MemoryTiming, *, depth_beats: int):
-        if depth_beats < timing.ports or depth_beats % timing.ports or depth_beats > 1 << 30:
-            raise ValueError(f"depth_beats = {depth_beats}: a multiple of {timing.ports} ports up to {1 << 30} is allowed")
+        check_depth(depth_beats, timing.ports)
         self.timing, self.depth_beats = timing, depth_beats
         super().__init__({"ports": In(MemoryPort()).array(timing.ports)})
 
     def elaborate(self, platform):
         m = Module()
-        t = self.timing
-        r_en, r_addr, r_data = [], [], []
-        w_en, w_data, w_strb = [], [], []
-        limit = self.depth_beats // t.ports
-        for number, port in enumerate(self.ports):
-            m.submodules[f"timing{number}"] = timing = PortTiming(t, port=number)
-            fetched = Signal(BEAT_BITS, name=f"fetched{number}")
-            past = Signal(name=f"read_past{number}")
-            with m.If(timing.read):
-                m.d.sync += past.eq(timing.address >= limit)
-            wrote_past = Signal(name=f"wrote_past{number}")
-            with m.If(timing.write & (timing.address >= limit)):
-                m.d.sync += wrote_past.eq(1)
-            m.d.comb += [
-                timing.ar.valid.eq(port.ar.valid),
-                timing.ar.payload.eq(port.ar.payload),
-                port.ar.ready.eq(timing.ar.ready),
-                timing.aw_valid.eq(port.aw.valid),
-                timing.aw_addr.eq(port.aw.payload.addr),
-                timing.w_valid.eq(port.w.valid),
-                port.aw.ready.eq(timing.write),
-                port.w.ready.eq(timing.write),
-                port.r.valid.eq(timing.r_valid),
-                timing.r_ready.eq(port.r.ready),
-                port.r.payload.data.eq(fetched),
-                port.r.payload.last.eq(timing.r_last),
-                port.r.payload.resp.eq(Cat(Const(0, 1), past)),
-                port.b.valid.eq(timing.b_valid),
-                port.b.payload.resp.eq(Cat(Const(0, 1), wrote_past)),
-                timing.b_ready.eq(port.b.ready),
-            ]
-            r_en.append(timing.read)
-            w_en.append(timing.write)
-            r_addr.append(timing.address)
-            r_data.append(fetched)
-            w_data.append(port.w.payload.data)
-            w_strb.append(port.w.payload.strb)
-        m.submodules.store = Instance(
-            "hr_sim_store",
-            p_PORTS=t.ports,
-            p_DEPTH=self.depth_beats,
-            p_ADDR_BITS=BEAT_ADDRESS_BITS,
-            i_clk=ClockSignal(),
-            i_r_en=Cat(r_en),
-            i_r_addr=Cat(r_addr),
-            o_r_data=Cat(r_data),
-            i_w_en=Cat(w_en),
-            i_w_addr=Cat(r_addr),
-            i_w_data=Cat(w_data),
-            i_w_strb=Cat(w_strb),
-        )
+        timings = []
+        for number in range(self.timing.ports):
+            m.submodules[f"timing{number}"] = timing = PortTiming(self.timing, port=number)
+            timings.append(timing)
+        attach_store(m, self.ports, timings, depth_beats=self.depth_beats)
         return m
+
+
+def check_depth(depth_beats: int, ports: int) -> None:
+    """ValueError where a memory cannot have this size."""
+    if depth_beats < ports or depth_beats % ports or depth_beats > 1 << 30:
+        raise ValueError(f"depth_beats = {depth_beats}: a multiple of {ports} ports up to {1 << 30} is allowed")
+
+
+def attach_store(m: Module, ports: Sequence, timings: Sequence, *, depth_beats: int) -> None:
+    """Give `ports` their bytes: one `hr_sim_store` (submodule ``store``) of `depth_beats`, moved as `timings` say.
+
+    A timing has the signals of `PortTiming`; its `read_address` and `write_address` go with `read` and `write`.
+    """
+    r_en, r_addr, r_data = [], [], []
+    w_en, w_addr, w_data, w_strb = [], [], [], []
+    limit = depth_beats // len(ports)
+    for number, (port, timing) in enumerate(zip(ports, timings, strict=True)):
+        fetched = Signal(BEAT_BITS, name=f"fetched{number}")
+        past = Signal(name=f"read_past{number}")
+        with m.If(timing.read):
+            m.d.sync += past.eq(timing.read_address >= limit)
+        wrote_past = Signal(name=f"wrote_past{number}")
+        with m.If(timing.write & (timing.write_address >= limit)):
+            m.d.sync += wrote_past.eq(1)
+        m.d.comb += [
+            timing.ar.valid.eq(port.ar.valid),
+            timing.ar.payload.eq(port.ar.payload),
+            port.ar.ready.eq(timing.ar.ready),
+            timing.aw_valid.eq(port.aw.valid),
+            timing.aw_addr.eq(port.aw.payload.addr),
+            timing.w_valid.eq(port.w.valid),
+            port.aw.ready.eq(timing.write),
+            port.w.ready.eq(timing.write),
+            port.r.valid.eq(timing.r_valid),
+            timing.r_ready.eq(port.r.ready),
+            port.r.payload.data.eq(fetched),
+            port.r.payload.last.eq(timing.r_last),
+            port.r.payload.resp.eq(Cat(Const(0, 1), past)),
+            port.b.valid.eq(timing.b_valid),
+            port.b.payload.resp.eq(Cat(Const(0, 1), wrote_past)),
+            timing.b_ready.eq(port.b.ready),
+        ]
+        r_en.append(timing.read)
+        w_en.append(timing.write)
+        r_addr.append(timing.read_address)
+        w_addr.append(timing.write_address)
+        r_data.append(fetched)
+        w_data.append(port.w.payload.data)
+        w_strb.append(port.w.payload.strb)
+    m.submodules.store = Instance(
+        "hr_sim_store",
+        p_PORTS=len(ports),
+        p_DEPTH=depth_beats,
+        p_ADDR_BITS=BEAT_ADDRESS_BITS,
+        i_clk=ClockSignal(),
+        i_r_en=Cat(r_en),
+        i_r_addr=Cat(r_addr),
+        o_r_data=Cat(r_data),
+        i_w_en=Cat(w_en),
+        i_w_addr=Cat(w_addr),
+        i_w_data=Cat(w_data),
+        i_w_strb=Cat(w_strb),
+    )
 
 
 def sim_memory_sources() -> dict[str, str]:

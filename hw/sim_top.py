@@ -6,10 +6,12 @@ from amaranth.lib.wiring import In, Out
 
 from headrace.hw import top
 from headrace.hw.axil import AxiLite
+from headrace.hw.dram_ports import DramPorts
 from headrace.hw.emit import to_verilog
 from headrace.hw.isa import Queue
 from headrace.hw.machine import Machine
 from headrace.hw.ram import read_verilog
+from headrace.hw.sim_dram import SimDram, core_clock, sim_dram_sources
 from headrace.hw.sim_memory import MemoryTiming, SimMemory, sim_memory_sources
 
 MODULE = "headrace_sim"
@@ -20,18 +22,21 @@ class SimTop(wiring.Component):
 
     `memory_words`: size of the simulated memory, in machine words. Plusargs: those of ``hr_sim_store.v`` (+image,
     +dump.., +poison) and ``hr_sim_trace.v`` (+trace).
+    Clock and reset are `clk` and `rst`. Where DRAM channels serve the ports, the clock is the memory's, `dram_clk`, and `clk`
+    is an output: the core's, for a host that moves on its falling edges (`sim_dram.core_clock`).
     """
-
-    axil: In(AxiLite())
-    irq: Out(1)
 
     def __init__(self, machine: Machine, *, memory_words: int):
         self.machine, self.memory_words = machine, memory_words
-        super().__init__()
+        self.dram = DramPorts.of(machine) if machine.memory.dram is not None else None
+        clocks = {} if self.dram is None else {"dram_clk": In(1), "rst": In(1), "clk": Out(1)}
+        super().__init__({"axil": In(AxiLite()), "irq": Out(1), **clocks})
 
     def elaborate(self, platform):
         m = Module()
         ports = self.machine.memory.ports
+        if self.dram is not None:
+            m.d.comb += self.clk.eq(core_clock(m, self.dram, dram_clk=self.dram_clk, rst=self.rst))
         signature = top.top_signature(self.machine)
         core = signature.create()
         connections = {"i_clk": ClockSignal(), "i_rst": ResetSignal()}
@@ -40,7 +45,12 @@ class SimTop(wiring.Component):
             connections[f"{direction}_{'__'.join(map(str, path))}"] = value
         m.submodules.core = Instance(top.MODULE, **connections)
 
-        m.submodules.memory = memory = SimMemory(MemoryTiming.of(self.machine), depth_beats=self.memory_words * ports)
+        depth_beats = self.memory_words * ports
+        m.submodules.memory = memory = (
+            SimMemory(MemoryTiming.of(self.machine), depth_beats=depth_beats)
+            if self.dram is None
+            else SimDram(self.dram, depth_beats=depth_beats)
+        )
         for ours, theirs in zip(core.mem, memory.ports, strict=True):
             for name in ("ar", "aw", "w"):
                 source, sink = getattr(ours, name), getattr(theirs, name)
@@ -69,9 +79,10 @@ class SimTop(wiring.Component):
 
 def sim_sources(machine: Machine, *, memory_words: int) -> dict[str, str]:
     """File name to Verilog text of the simulation, top module `MODULE`."""
+    component = SimTop(machine, memory_words=memory_words)
     return (
-        {f"{MODULE}.v": to_verilog(SimTop(machine, memory_words=memory_words), MODULE)}
+        {f"{MODULE}.v": to_verilog(component, MODULE)}
         | top.top_sources(machine, simulation=True)
-        | sim_memory_sources()
+        | (sim_memory_sources() if component.dram is None else sim_dram_sources(component.dram))
         | {"hr_sim_trace.v": read_verilog("hr_sim_trace.v")}
     )

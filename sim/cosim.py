@@ -10,9 +10,11 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from importlib.metadata import version
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ import numpy as np
 import headrace.hw
 import headrace.kernels.contract
 from headrace.hw.control import ControlParameters
+from headrace.hw.dram_ports import DramPorts
 from headrace.hw.isa import ErrorCode, Op, Queue
 from headrace.hw.machine import Machine
 from headrace.hw.sim_top import MODULE, sim_sources
@@ -159,7 +162,8 @@ def run_image(
     seed
         Poison of all memories and RAMs.
     waves
-        Record signals (a build of its own); times in ps, 2000 per cycle.
+        Record signals (a build of its own); times in ps, 2000 per core cycle (with DRAM channels the file's own time is 2000 ps per
+        command cycle).
     variant
         Run a changed machine (a build of its own).
 
@@ -194,10 +198,16 @@ def run_image(
             if place is not None:
                 plusargs += [f"+{dump}={path}", f"+{dump}_base={place[0]}", f"+{dump}_beats={place[1]}"]
         plusargs += variant.plusargs if variant is not None else ()
+        # Cycles of the clock that is driven, for each of the core's: the memory's command clock where DRAM channels serve the ports.
+        dram = DramPorts.of(machine) if machine.memory.dram is not None else None
+        clocks = Fraction(1) if dram is None else Fraction(dram.q, dram.p)
+        if waves is not None:
+            waves = replace(waves, begin=int(waves.begin * clocks), end=None if waves.end is None else int(waves.end * clocks))
         orders = {
             "arguments": [int(value) & 0xFFFFFFFF for value in arguments],
             "header_word": 0,
-            "limit_cycles": limit_cycles,
+            "clock": "clk" if dram is None else "dram_clk",
+            "limit_clocks": ceil(limit_cycles * clocks),
             "counters": parameters.counter_map(),
             "result": str(folder / "result.json"),
         }

@@ -1,5 +1,8 @@
 """The cocotb side of `sim.cosim`: reset, arguments, start, sleep until the interrupt, counters.
 
+Where DRAM channels serve the ports, the clock that is driven is the memory's command clock, and the core's comes out of the design; the
+host moves on the core's.
+
 Runs inside the simulator's process; its orders come in the environment (HEADRACE_COSIM: JSON), its findings go to the
 file that they name. Between start and interrupt Python does not run: the clock is libgpi's, the memory is Verilog.
 """
@@ -67,7 +70,7 @@ async def machine(dut):
     orders = json.loads(os.environ["HEADRACE_COSIM"])
     host = Host(dut)
     dut.rst.value = 1
-    Clock(dut.clk, PERIOD_NS, "ns", impl="gpi").start()
+    Clock(getattr(dut, orders["clock"]), PERIOD_NS, "ns", impl="gpi").start()
     for _ in range(RESET_CYCLES):
         await FallingEdge(dut.clk)
     dut.rst.value = 0
@@ -77,7 +80,7 @@ async def machine(dut):
     await host.write(axil.CONTROL, 1 << axil.START_BIT)
     started = time.perf_counter()
     if not int(dut.irq.value):
-        await with_timeout(RisingEdge(dut.irq), PERIOD_NS * orders["limit_cycles"], "ns")
+        await with_timeout(RisingEdge(dut.irq), PERIOD_NS * orders["limit_clocks"], "ns")
     seconds = time.perf_counter() - started
     await Timer(PERIOD_NS, "ns")
     await FallingEdge(dut.clk)

@@ -25,6 +25,7 @@ class Channel:
         self.precharged = {}  # bank: cycle that counts as its last PRE
         self.write_mode = False
         self.row_bus = self.column_bus = 0
+        self.pending_pcs, self.pending_bank, self.events = [], None, 0
 
     def pc(self, bank):
         return bank // self.per_pc
@@ -85,107 +86,113 @@ class Channel:
         first = self.pc(bank) * self.per_pc
         return range(first, first + self.per_pc)
 
-
-def run(timing, requests, *, arrival=None, ports=0, port_of=None, p=1, q=1, fifo=1):
-    """(accepted, completed, log) of `requests`, a list of (write, bank, row)."""
-    c, t = Channel(timing), timing
-    count = len(requests)
-    accepted, completed = [None] * count, [None] * count
-    n = c.per_pc * t.pcs
-    pending_pcs, pending_bank, events = [], None, 0
-    tokens, phase, following, now = [0] * max(ports, 1), 0, 0, 0
-    while any(cycle is None for cycle in completed):
+    def issue(self, now):
+        """Steps 1 to 5 of section 3 in cycle `now`: (request, completion) of a RD or WR that is issued, else None."""
+        t, n = self.t, self.per_pc * self.t.pcs
         # 1
         if t.refresh == "all-bank" and now > 0 and now % t.refi == 0:
-            pending_pcs = list(range(t.pcs))
-        if t.refresh == "per-bank" and pending_bank is None and now >= (events + 1) * t.refi // n:
-            pending_bank = events % t.pcs * c.per_pc + events // t.pcs % c.per_pc
-            events += 1
+            self.pending_pcs = list(range(t.pcs))
+        if t.refresh == "per-bank" and self.pending_bank is None and now >= (self.events + 1) * t.refi // n:
+            self.pending_bank = self.events % t.pcs * self.per_pc + self.events // t.pcs % self.per_pc
+            self.events += 1
         # 2
-        r, w = len(c.queues[0]), len(c.queues[1])
-        if not c.write_mode:
-            c.write_mode = 5 * w > 4 * t.queue or (r == 0 and w > 0)
+        r, w = len(self.queues[0]), len(self.queues[1])
+        if not self.write_mode:
+            self.write_mode = 5 * w > 4 * t.queue or (r == 0 and w > 0)
         elif (r > 0 and 5 * w < t.queue) or w == 0:
-            c.write_mode = False
-        queue = list(c.queues[c.write_mode])
-        slots = dict(c.slot)
-        others = c.queues[0] + c.queues[1]
+            self.write_mode = False
+        queue = list(self.queues[self.write_mode])
+        slots = dict(self.slot)
+        others = self.queues[0] + self.queues[1]
         # 3
         column = None
-        if now >= c.column_bus:
+        if now >= self.column_bus:
             candidates = sorted(slots.values(), key=lambda x: x.number)
-            column = next((x for x in candidates if c.legal("WR" if x.write else "RD", x.bank, now)), None)
-            if column is None and not pending_pcs:
+            column = next((x for x in candidates if self.legal("WR" if x.write else "RD", x.bank, now)), None)
+            if column is None and not self.pending_pcs:
                 for x in queue:
-                    if x.bank != pending_bank and c.open.get(x.bank) == x.row and c.legal("WR" if x.write else "RD", x.bank, now):
+                    if x.bank != self.pending_bank and self.open.get(x.bank) == x.row and self.legal("WR" if x.write else "RD", x.bank, now):
                         column = x
                         break
         # 4
         row = None
-        if now >= c.row_bus and not (t.buses == 1 and column):
-            if pending_pcs:
-                first = pending_pcs[0] * c.per_pc
-                if any(b in c.open for b in c.banks(first)):
-                    if not any(b in slots for b in c.banks(first)) and c.legal("PREA", first, now):
+        if now >= self.row_bus and not (t.buses == 1 and column):
+            if self.pending_pcs:
+                first = self.pending_pcs[0] * self.per_pc
+                if any(b in self.open for b in self.banks(first)):
+                    if not any(b in slots for b in self.banks(first)) and self.legal("PREA", first, now):
                         row = ("PREA", first, None)
-                elif c.legal("REFab", first, now):
+                elif self.legal("REFab", first, now):
                     row = ("REFab", first, None)
-            if pending_bank is not None:
-                if pending_bank in c.open:
-                    if pending_bank not in slots and not (column and column.bank == pending_bank) and c.legal("PRE", pending_bank, now):
-                        row = ("PRE", pending_bank, None)
-                elif c.legal("REFpb", pending_bank, now):
-                    row = ("REFpb", pending_bank, None)
-            if row is None and not pending_pcs:
+            if self.pending_bank is not None:
+                if self.pending_bank in self.open:
+                    if self.pending_bank not in slots and not (column and column.bank == self.pending_bank) and self.legal("PRE", self.pending_bank, now):
+                        row = ("PRE", self.pending_bank, None)
+                elif self.legal("REFpb", self.pending_bank, now):
+                    row = ("REFpb", self.pending_bank, None)
+            if row is None and not self.pending_pcs:
                 for place, x in enumerate(queue):
-                    if x.bank == pending_bank:
+                    if x.bank == self.pending_bank:
                         continue
-                    if x.bank not in c.open:
-                        if c.legal("ACT", x.bank, now):
+                    if x.bank not in self.open:
+                        if self.legal("ACT", x.bank, now):
                             row = ("ACT", x.bank, x)
                             break
-                    elif c.open[x.bank] != x.row:
-                        older = any(y.bank == x.bank and y.row == c.open[x.bank] for y in queue[:place])
+                    elif self.open[x.bank] != x.row:
+                        older = any(y.bank == x.bank and y.row == self.open[x.bank] for y in queue[:place])
                         chosen = column is not None and column.bank == x.bank
-                        if x.bank not in slots and not older and not chosen and c.legal("PRE", x.bank, now):
+                        if x.bank not in slots and not older and not chosen and self.legal("PRE", x.bank, now):
                             row = ("PRE", x.bank, None)
                             break
         # 5
         if column:
             b = column.bank
             alike = [x for x in others + list(slots.values()) if x is not column and x.bank == b and x.row == column.row]
-            act = c.last(["ACT"], c.same("bank", b))
-            c.log.append((now, "WR" if column.write else "RD", b))
-            c.column_bus = now + t.column_cycles
+            act = self.last(["ACT"], self.same("bank", b))
+            self.log.append((now, "WR" if column.write else "RD", b))
+            self.column_bus = now + t.column_cycles
             if t.buses == 1:
-                c.row_bus = c.column_bus
-            if c.slot.get(b) is column:
-                del c.slot[b]
+                self.row_bus = self.column_bus
+            if self.slot.get(b) is column:
+                del self.slot[b]
             else:
-                c.queues[column.write].remove(column)
-            completed[column.number] = now + t.bl + (t.cwl if column.write else t.cl)
+                self.queues[column.write].remove(column)
+            completion = now + t.bl + (t.cwl if column.write else t.cl)
             if t.page == "closed" and not alike:
-                del c.open[b]
-                c.precharged[b] = max(act + t.ras, now + (t.cwl + t.bl + t.wr if column.write else t.rtp))
+                del self.open[b]
+                self.precharged[b] = max(act + t.ras, now + (t.cwl + t.bl + t.wr if column.write else t.rtp))
         if row:
             kind, b, x = row
             if kind == "ACT":
-                c.queues[x.write].remove(x)
-                c.slot[b] = x
-                c.open[b] = x.row
+                self.queues[x.write].remove(x)
+                self.slot[b] = x
+                self.open[b] = x.row
             elif kind in ("PRE", "PREA"):
-                for bank in c.banks(b) if kind == "PREA" else [b]:
-                    if bank in c.open:
-                        del c.open[bank]
-                        c.precharged[bank] = now
+                for bank in self.banks(b) if kind == "PREA" else [b]:
+                    if bank in self.open:
+                        del self.open[bank]
+                        self.precharged[bank] = now
             elif kind == "REFab":
-                pending_pcs.pop(0)
+                self.pending_pcs.pop(0)
             else:
-                pending_bank = None
-            c.log.append((now, kind, b))
-            c.row_bus = now + (t.act_cycles if kind == "ACT" else t.pre_cycles)
+                self.pending_bank = None
+            self.log.append((now, kind, b))
+            self.row_bus = now + (t.act_cycles if kind == "ACT" else t.pre_cycles)
             if t.buses == 1:
-                c.column_bus = c.row_bus
+                self.column_bus = self.row_bus
+        return (column, completion) if column else None
+
+
+def run(timing, requests, *, arrival=None, ports=0, port_of=None, p=1, q=1, fifo=1):
+    """(accepted, completed, log) of `requests`, a list of (write, bank, row)."""
+    c, t = Channel(timing), timing
+    count = len(requests)
+    accepted, completed = [None] * count, [None] * count
+    tokens, phase, following, now = [0] * max(ports, 1), 0, 0, 0
+    while any(cycle is None for cycle in completed):
+        issued = c.issue(now)
+        if issued:
+            completed[issued[0].number] = issued[1]
         # 6
         if ports:
             phase += p
