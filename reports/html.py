@@ -233,7 +233,18 @@ def _gpus(document: Mapping) -> str:
             for row in rows
         ],
     )  # fmt: skip
-    return "\n".join([*parts, _section("GPU rows", "", table)])
+    return "\n".join([*parts, _section("GPU rows", "", table), _sources(rows)])
+
+
+def _sources(rows: Sequence[Mapping]) -> str:
+    """What the source keys of the GPU rows stand for."""
+    from headrace.sim.gpu import sources_of
+
+    found = sources_of(str(row.get("src") or "") for row in rows)
+    if not found:
+        return ""
+    note = "checked: figures were found there again; named: the record of the figures names it; likely: told from the rows themselves, not found again."
+    return _section("Sources of the GPU rows", note, _table(("key", "source", "how known"), [(f"`{key}", s.what, s.found) for key, s in found.items()]))
 
 
 def _operator_table(ops: Sequence[Mapping]) -> str:

@@ -17,6 +17,8 @@ DOT_LABEL, DOT_VALUE = 330, 84
 """The same of dots, whose labels are longer and values shorter."""
 COLOURS = 6
 MUTE = 6
+LETTER_WIDTH, LABEL_HEIGHT = 7.0, 15.0
+"""Room of a label's letter at 12.5 units: generous, since the font is the reader's."""
 
 
 @dataclass(frozen=True)
@@ -204,21 +206,80 @@ def roofline(points: Sequence[RoofPoint], macs_per_s: float, bytes_per_s: float,
     for tick in _ticks(y_low, y_high):
         body.append(_line(left, y(tick), right, y(tick), "grid"))
         body.append(_text(left - 8, y(tick) + 4, si(tick, "MAC/s"), "faint end"))
+    lines: list[Box] = []  # where labels would lie on a roof
     for rate, classes in ((bytes_per_s, "roof"), (deliverable_bytes_per_s, "roof dash")):
         if rate is None:
             continue
         start = max(x_low, y_low / rate)
         knee = macs_per_s / rate
+        rise, run = y(macs_per_s) - y(start * rate), x(knee) - x(start)
+        for step in range(64):
+            at = x(start) + run * step / 64, y(start * rate) + rise * step / 64
+            lines.append((at[0], at[1] + rise / 64, at[0] + run / 64, at[1]))
+        lines.append((x(knee), y(macs_per_s) - 1, right, y(macs_per_s) + 1))
         body.append(f'<polyline class="{classes}" points="{x(start):.1f},{y(start * rate):.1f} {x(knee):.1f},{y(macs_per_s):.1f} {right:.1f},{y(macs_per_s):.1f}"/>')
     body.append(_text(right, y(macs_per_s) - 7, f"{si(macs_per_s, 'MAC/s')} array peak", "soft end"))
     body.append(_text((left + right) / 2, bottom + 36, "useful multiply-accumulates per byte required", "soft mid"))
-    taken: list[tuple[float, float]] = []
-    for point in sorted(points, key=lambda p: not p.large):
-        px, py = x(point.intensity), y(point.rate)
+    ordered = sorted(points, key=lambda p: not p.large)
+    places = [(x(point.intensity), y(point.rate), 8.0 if point.large else 4.5) for point in ordered]
+    peak = (right - 190, y(macs_per_s) - 20, right, y(macs_per_s) - 4)
+    labels = _place_labels([(px, py, radius, point.label) for (px, py, radius), point in zip(places, ordered, strict=True)], (left, top, right, bottom), [peak, *lines])
+    for (px, py, _), spot in zip(places, labels, strict=True):
+        if spot is not None and spot.leader:
+            body.append(_line(px, py, spot.x, spot.y, "leader"))
+    for point, (px, py, radius), spot in zip(ordered, places, labels, strict=True):
         name = f"{point.label}: {point.intensity:.3g} MAC/byte, {si(point.rate, 'MAC/s')}"
-        body.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{8 if point.large else 4.5}" class="f{point.colour}"><title>{escape(name)}</title></circle>')
-        if all(abs(px - tx) > 70 or abs(py - ty) > 15 for tx, ty in taken):  # others have their tooltip
-            at_right = px > right - 110
-            body.append(_text(px - 12 if at_right else px + 12, py + 4, point.label, "end" if at_right else ""))
-            taken.append((px, py))
+        body.append(f'<circle cx="{px:.1f}" cy="{py:.1f}" r="{radius:g}" class="f{point.colour}"><title>{escape(name)}</title></circle>')
+        if spot is not None:
+            body.append(_text(spot.x - 2 if spot.end else spot.x + 2, spot.y + 4, point.label, "end" if spot.end else ""))
     return _svg(bottom + 46, body, title)
+
+
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """Where a label is tied: the middle of its left edge, of its right edge where `end`. leader: far enough for a line to its point."""
+
+    x: float
+    y: float
+    end: bool
+    leader: bool
+
+
+def _place_labels(points: Sequence[tuple[float, float, float, str]], frame: Box, taken: Sequence[Box]) -> list[_Spot | None]:
+    """A spot for the label of each (x, y, radius, label) that lies within `frame` and on no other label, point or `taken` box: beside the
+    point, else above or below beside it with a leader; None where the frame is full."""
+    boxes = [*taken, *((px - r, py - r, px + r, py + r) for px, py, r, _ in points)]
+    spots: list[_Spot | None] = []
+    for px, py, radius, label in points:
+        spot = next((s for s, box in _spots(px, py, radius, label) if _inside(box, frame) and not any(_overlap(box, other) for other in boxes)), None)
+        if spot is not None:
+            boxes.append(_label_box(spot.x, spot.y, spot.end, label))
+        spots.append(spot)
+    return spots
+
+
+def _spots(px: float, py: float, radius: float, label: str):
+    """Candidates, nearest first."""
+    for out in (0.0, 26.0, 60.0, 110.0):
+        for step in range(9):
+            for dy in ((LABEL_HEIGHT * step,) if step == 0 else (LABEL_HEIGHT * step, -LABEL_HEIGHT * step)):
+                for end in (False, True):
+                    at = px + (-1 if end else 1) * (radius + 5 + out)
+                    yield _Spot(at, py + dy, end, bool(dy or out)), _label_box(at, py + dy, end, label)
+
+
+def _label_box(x: float, y: float, end: bool, label: str) -> Box:
+    width = LETTER_WIDTH * len(label) + 4
+    return (x - width if end else x, y - LABEL_HEIGHT / 2, x if end else x + width, y + LABEL_HEIGHT / 2)
+
+
+def _overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def _inside(box: Box, frame: Box) -> bool:
+    return box[0] >= frame[0] and box[1] >= frame[1] and box[2] <= frame[2] and box[3] <= frame[3]

@@ -11,6 +11,8 @@ Three kinds of rows, none of them a prediction of what a GPU will do:
 Energy is board power times time where a source measured both, else null; never TDP. No price per token: no source gives one.
 """
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -110,6 +112,24 @@ class Gpu(StrictModel):
     def stacks(self) -> list[str]:
         """Software stacks of which something was measured, in the order of the file."""
         return list(dict.fromkeys([row.stack for row in self.bandwidth_fractions] + [row.stack for row in self.measured]))
+
+
+class Source(StrictModel):
+    """What a source key stands for, and how that is known (configs/published/sources.yaml)."""
+
+    what: str = Field(min_length=1)
+    found: Literal["checked", "named", "likely"]
+
+
+class Sources(StrictModel):
+    name: str
+    sources: dict[str, Source]
+
+
+def sources_of(texts: Iterable[str]) -> dict[str, Source]:
+    """The known source keys that stand as words in `src` texts, in the order of the file."""
+    words = {word for text in texts for word in re.findall(r"\w+", text)}
+    return {key: source for key, source in load_model(Sources, "published", "sources").sources.items() if key in words}
 
 
 @dataclass(frozen=True)

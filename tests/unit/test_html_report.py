@@ -95,6 +95,15 @@ def test_says_everything(document, ops, machine):
         assert words in text, words
 
 
+def test_source_keys_are_explained(document, machine):
+    text = Page(render(document, peaks=machine_peaks(machine))).text
+    for words in ("Sources of the GPU rows", "gpt-fast, README: A100-80GB limited to 330 W", "arXiv 2411.00136"):
+        assert words in text, words
+    assert "ML.ENERGY" not in text  # no A100 row is from there
+    document["gpu"] = [row | {"src": "mine"} for row in document["gpu"]]
+    assert "Sources of the GPU rows" not in Page(render(document, peaks=machine_peaks(machine))).text
+
+
 def test_self_contained(document, ops, machine):
     page = render(document, peaks=machine_peaks(machine), ops=ops)
     parsed = Page(page)
@@ -199,6 +208,24 @@ def test_roofline_points_lie_under_the_roof():
     x, y = float(on["cx"]), float(on["cy"])
     assert y == pytest.approx(y0 + (y1 - y0) * (x - x0) / (x1 - x0), abs=0.3)  # on the slope: 1 MAC/byte at 1e9 bytes/s
     assert float(flat["cy"]) == pytest.approx(y2, abs=0.1)
+
+
+def test_labels_of_close_points_lie_apart():
+    close = [svg.RoofPoint(f"operator_{i}", 1.0 + 0.01 * i, 5e8 + 1e6 * i, 0, large=i == 0) for i in range(9)]
+    picture = svg.roofline(close, 1e10, 1e9, 0.9e9, "t")
+    named = [(text, text.attrib) for text in ElementTree.fromstring(picture).iter("text") if (text.text or "").startswith("operator_")]
+    assert sorted(text.text for text, _ in named) == sorted(point.label for point in close)
+    boxes = []
+    for text, at in named:
+        x, y, wide = float(at["x"]), float(at["y"]) - 4, 7 * len(text.text)
+        boxes.append((x - wide, x, y) if at.get("class") == "end" else (x, x + wide, y))
+    for i, (left, right, y) in enumerate(boxes):
+        assert 0 <= left and right <= svg.WIDTH
+        for other_left, other_right, other_y in boxes[:i]:
+            assert right <= other_left or other_right <= left or abs(y - other_y) >= 14.9
+        for circle in shapes(picture, "circle"):
+            cx, cy, r = (float(circle[key]) for key in ("cx", "cy", "r"))
+            assert not (left < cx + r and cx - r < right and abs(y - cy) < 7.5 + r - 0.2)
 
 
 def test_stack_adds_up():
