@@ -31,6 +31,8 @@ LANES = 8
 PORT_BYTES = 32
 """Bytes of one beat of one port in ISA version 1."""
 
+MAX_PORTS = 64
+
 REGISTERS = 32
 """R0 .. R31: an operand names its register in 5 bits."""
 
@@ -68,7 +70,7 @@ class Array(StrictModel):
 class Memory(StrictModel):
     """The memory ports as the core sees them. Times are in ns, rates in beats per core cycle."""
 
-    ports: PowerOfTwo = _size(1, 64)
+    ports: PowerOfTwo = _size(1, MAX_PORTS)
     port_bytes: int = PORT_BYTES
     p: int = Field(default=1, ge=1, le=1024)
     """A port moves `p` beats every `q` core cycles (the memory clock over the core clock), at most one a cycle."""

@@ -12,10 +12,11 @@ import numpy as np
 from headrace.hw.isa import Instruction, Op, Queue
 from headrace.hw.machine import Machine
 from headrace.hw.top import control_parameters
-from headrace.sim import cycle_memory
+from headrace.hw.dram_ports import DramPorts
+from headrace.sim import cycle_dram, cycle_memory
 from headrace.sim.cycle_kernel import BOOT_LOADS, HALTED, REGISTERS, WATCHDOG, run
-from headrace.sim.cycle_sfu import timeline
-from headrace.sim.cycle_state import LANE, LD, MV, QUEUE, SEQUENCER, SFU, ST, ST_RING, sizes
+from headrace.sim.cycle_sfu import DEPENDENCY, DRAIN, timeline
+from headrace.sim.cycle_state import GROUP, LANE, LD, MV, QUEUE, SEQUENCER, SFU, ST, ST_RING, sizes
 from headrace.sim.cycle_stream import Program, dynamic_stream
 
 HOST_WRITE_CYCLES = 2
@@ -58,7 +59,7 @@ class CycleResult:
 
 def simulate(
     program: Sequence[Instruction], machine: Machine, arguments: Sequence[int] = (), *, values: Sequence[int] = (), program_word: int = 0,
-    header_word: int = 0, start_cycle: int | None = None, instruction_limit: int = 20_000_000,
+    header_word: int = 0, start_cycle: int | None = None, instruction_limit: int = 20_000_000, symmetric: bool = True,
 ) -> CycleResult:
     """Run `program` to HALT.
 
@@ -70,6 +71,8 @@ def simulate(
         Where boot loads program and header from: its loads set the memory's phase.
     start_cycle
         Cycles from the memory's reset to the start pulse; those of the co-simulation's host unless given. It decides when refreshes fall.
+    symmetric
+        Step only one of DRAM channels that are in the same state. The result is the same without, later.
 
     Raises CycleError where the machine would latch an error, cycle_stream.StreamError for a program that does not end.
     """
@@ -98,12 +101,18 @@ def simulate(
     counters = np.zeros(len(parameters.counter_names), np.int64)
     times = tuple(np.zeros(first + n, np.int64) for _ in range(3))
     begin = host_cycles(len(arguments)) if start_cycle is None else start_cycle
-    memory, ahead = cycle_memory.create(machine), begin + 1
+    ahead = begin + 1
+    fixed = cycle_memory.create(machine)
+    dram = cycle_dram.create(DramPorts.of(machine) if machine.memory.dram else None, symmetric=symmetric)
     state, rings = _state(k)
-    cycle_memory.skip(memory[0], memory[1], ahead)
+    if machine.memory.dram:
+        cycle_dram.pass_by(dram, ahead)
+    else:
+        cycle_memory.pass_by(fixed, ahead)
     status, culprit, cycles = run(
-        k, state, memory, rings, (coded.flags, coded.wait, coded.release),
-        (op, pc, operands, taken, _padded(loads), _padded(products), offsets, lengths, marks), counters, times, ahead,
+        k, state, fixed, dram, rings, (coded.flags, coded.wait, coded.release),
+        (op, pc, operands, taken, _padded(loads), _padded(products), offsets, lengths, marks, _before(marks, DEPENDENCY), _before(marks, DRAIN)),
+        counters, times, ahead,
     )  # fmt: skip
     if status != HALTED:
         what = "no instruction retires any more (watchdog)" if status == WATCHDOG else "a token counter passes its limit"
@@ -119,6 +128,12 @@ def simulate(
 
 def _padded(order: np.ndarray) -> np.ndarray:
     return np.append(order, 0).astype(np.int64)
+
+
+def _before(marks: np.ndarray, bit: int) -> np.ndarray:
+    """[i]: how many of the first i marks have `bit`, and no other stall before it (a dependency hides a drain)."""
+    has = marks & bit != 0 if bit == DEPENDENCY else (marks & DRAIN != 0) & (marks & DEPENDENCY == 0)
+    return np.concatenate([[0], np.cumsum(has)]).astype(np.int64)
 
 
 def _vec_timelines(op: np.ndarray, flags: np.ndarray, operands: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -149,10 +164,11 @@ def _state(k: np.ndarray):
     def row(count):
         return np.zeros(count, np.int64)
 
-    state = sequencer, queues, ld, mv, st, sfu, np.zeros(4, cycle_memory.FIFO), np.zeros(ports, LANE)
+    group = np.zeros(1, GROUP)
+    group["count"], group["lane"][0, :ports] = ports, np.arange(ports)
+    state = sequencer, queues, ld, mv, st, sfu, np.zeros(4, cycle_memory.FIFO), np.zeros(ports, LANE), group
     rings = (
         np.zeros((4, int(size["queue_depth"])), np.int64), np.zeros((4, int(size["in_flight"])), np.int64), row(ST_RING),
         np.zeros((5, 5), np.int64), row(5), np.full(5, -1), row(5),
     )  # fmt: skip
     return state, rings
-

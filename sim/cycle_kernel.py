@@ -7,11 +7,12 @@ ready signal that depends on more than registers) come first. hw/control.py, hw/
 import hashlib
 from pathlib import Path
 
+import numpy as np
 from numba import njit
 
 from headrace.hw.isa import TOKEN_LIMIT, Op, Queue
-from headrace.sim import cycle_memory, cycle_sfu, cycle_units
-from headrace.sim.cycle_memory import ANSWER, QUEUES, WRITE, ar_ready, fifo_level, fifo_step, move_queues, step
+from headrace.sim import cycle_dram, cycle_memory, cycle_sfu, cycle_units, dram_core
+from headrace.sim.cycle_memory import fifo_level, fifo_step
 from headrace.sim.cycle_sfu import AB_READ, AB_WRITE, DEPENDENCY, DRAIN, VB_READ, VB_WRITE
 from headrace.sim.cycle_units import (
     IDLE, REQUEST, STALL_NONE, burst_finishes, ld_accept, ld_next, ld_step, mv_describe, mv_step, st_step,
@@ -31,7 +32,7 @@ DISPATCH, EXECUTE, QUEUE_FULL, WAIT_TOKEN, IN_BARRIER, FETCH = range(6)
 BEATS = 40
 
 SOURCE = hashlib.sha256(
-    b"".join(Path(module.__file__).read_bytes() for module in (cycle_memory, cycle_sfu, cycle_units))
+    b"".join(Path(module.__file__).read_bytes() for module in (cycle_dram, cycle_memory, cycle_sfu, cycle_units, dram_core))
 ).hexdigest()
 """Of the files whose functions the loop contains: numba's disk cache knows only this file's own age."""
 
@@ -91,45 +92,48 @@ def queue_step(queue, k, q, rings, started, op_of, push, start, done):
 
 def _loop(source: str):
     @njit(cache=True, error_model="numpy")
-    def run(sizes, state, memory, rings, program, stream, counters, times, now):
-        """From the cycle after `start` (number `now` from reset) to HALT. Gives (status, queue, cycle)."""
+    def run(sizes, state, fixed, dram, rings, program, stream, counters, times, now):
+        """From the cycle after `start` (number `now` from reset) to HALT. Gives (status, queue, cycle).
+
+        fixed, dram: the memory, of which `sizes.dram` says which is meant (sim/cycle_memory.py, sim/cycle_dram.py).
+        """
         if len(source) == 0:  # keeps `source` in the closure, and so in the key of the disk cache
             return -1, 0, 0
         k = sizes[0]
-        sequencers, queues, lds, mvs, sts, sfus, fifos, lanes = state
+        sequencers, queues, lds, mvs, sts, sfus, fifos, lanes, groups = state
         s, ld, mv, st, sfu = sequencers[0], lds[0], mvs[0], sts[0], sfus[0]
         raw, loads, rows, writes = fifos[0], fifos[1], fifos[2], fifos[3]
-        ports, timings, port_rings = memory
-        timing = timings[0]
+        group = groups[0]
         queue_rings, started, st_ring, tokens, held, retired, done = rings
         flags, wait_of, release_of = program
-        op, pc, operands, branch_taken, ld_order, mv_order, vec_offset, vec_length, marks = stream
+        op, pc, operands, branch_taken, ld_order, mv_order, vec_offset, vec_length, marks, dependencies, drains = stream
         dispatch_at, start_at, retire_at = times
         ports_n = k.ports
+        with_dram = k.dram == 1
+        clock = dram[0][0]
         cycle = 0
         status = -1
         culprit = SYS
+        # Control sleeps while nothing that it looks at changes; what it counts in each such cycle stays the same.
+        asleep = False
+        wants_ld = wants_st = wants_mv = wants_vec = False
+        activity = FETCH
+        counted = np.zeros(4, np.int64)
         while status < 0:
             running = s.running == 1
             # ---- memory: sees AR, AW and W in registers ----
-            answers = 0
-            waiting = False
-            for i in range(ports_n):
-                port, lane = ports[i], lanes[i]
-                ready = ar_ready(port, timing)
-                lane.taken = 1 if ready and lane.ar_valid == 1 else 0
-                if lane.ar_valid == 1 and not ready:
-                    waiting = True
-                lane.arrived = port.r_valid
-                did = step(port, timing, now, lane.ar_valid == 1, lane.aw_valid == 1)
-                if did & QUEUES:
-                    move_queues(port, timing, port_rings, i, now, did, ld.ar_address, ld.ar_beats, lane.aw_address)
-                lane.wrote = 1 if did & WRITE else 0
-                if did & ANSWER:
-                    answers += 1
-                if running:
-                    counters[BEATS + i] += lane.arrived
-                    counters[BEATS + ports_n + i] += lane.wrote
+            reads_at, writes_at = (BEATS, BEATS + ports_n) if running else (-1, -1)
+            if with_dram:
+                if clock.active > 1:
+                    cycle_dram.merge(dram, lanes, counters, reads_at)
+                if writes.ripe > 0 and st.unanswered != k.st_writes:
+                    cycle_dram.touch(dram, lanes, counters, reads_at, st_ring[st.ring_read] & (ports_n - 1))
+                waiting, answers = cycle_dram.step(dram, lanes, ld.ar_address, ld.ar_beats, now, counters, reads_at, writes_at)
+                if clock.changed == 1:
+                    clock.changed = 0
+                    cycle_dram.stepped_lanes(dram, group)
+            else:
+                waiting, answers = cycle_memory.step_all(fixed, lanes, ld.ar_address, ld.ar_beats, now, counters, reads_at, writes_at)
             # ---- buffers' ports: SFU first, then MV, LD; or MV, ST, control ----
             use = 0
             if sfu.running == 1:
@@ -149,18 +153,25 @@ def _loop(source: str):
             # ---- units' readiness for a command; tokens ----
             issue, ends_run, _ = burst_finishes(ld, k, waiting)
             ld_ready = (ld.live == 0 or (issue and ends_run and ld.count == 1)) and fifo_level(loads) < k.load_queue
-            sfu_length = sfu.length
-            sfu_last = sfu.running == 1 and cycle - sfu.start == sfu_length
-            done[LD], done[ST], done[MV] = ld.done, st.done, mv.done
-            done[VEC] = 1 if sfu_last else 0
+            sfu_last = sfu.running == 1 and cycle - sfu.start == sfu.length
             sfu_idle = sfu.running == 0 or sfu_last
-            # ---- sequencer ----
-            push = -1
-            push_queue = -1
-            complete = False
-            start_redirect = False
-            if running:
-                counters[CYCLES] += 1
+            # ---- sequencer and queues ----
+            ld_taken = st_accept = -1
+            mv_accept = vec_accept = False
+            if asleep and (
+                ld.done == 1 or st.done == 1 or mv.done == 1 or sfu_last or (wants_ld and ld_ready) or (wants_mv and mv.front == IDLE)
+                or (wants_st and st.running == 0) or (wants_vec and sfu_idle)
+            ):  # fmt: skip
+                asleep = False
+            awake = running and not asleep
+            if awake:
+                done[LD], done[ST], done[MV] = ld.done, st.done, mv.done
+                done[VEC] = 1 if sfu_last else 0
+                push = -1
+                push_queue = -1
+                complete = False
+                start_redirect = False
+                moved = s.redirect == 1
                 activity = FETCH
                 if s.x_valid == 1:
                     x = s.x
@@ -184,6 +195,7 @@ def _loop(source: str):
                             if wait_of[pc[x]] & ~held[SYS] == 0:
                                 take_tokens(tokens, held, SYS, wait_of[pc[x]])
                                 dispatch_at[x] = start_at[x] = cycle
+                                moved = True
                                 if op[x] == Op.MUL:
                                     s.state = MULTIPLY
                                 elif op[x] == Op.RDV:
@@ -195,18 +207,22 @@ def _loop(source: str):
                                     start_redirect = branch_taken[x] == 1
                             else:
                                 activity = WAIT_TOKEN
-                        elif s.state == MULTIPLY:
-                            s.state = WRITE_BACK
-                        elif s.state == READ_REQUEST:
-                            if sys_ready:
-                                s.state = READ_RESPONSE
-                                s.answer = k.vb_stages
-                        elif s.state == READ_RESPONSE:
-                            s.answer -= 1
-                            if s.answer == 0:
-                                s.state = WRITE_BACK
                         else:
-                            complete = True
+                            moved = True
+                            if s.state == MULTIPLY:
+                                s.state = WRITE_BACK
+                            elif s.state == READ_REQUEST:
+                                if sys_ready:
+                                    s.state = READ_RESPONSE
+                                    s.answer = k.vb_stages
+                            elif s.state == READ_RESPONSE:
+                                s.answer -= 1
+                                if s.answer == 0:
+                                    s.state = WRITE_BACK
+                            else:
+                                complete = True
+                else:
+                    moved = True
                 counters[SYS_FIRST + activity] += 1
                 if complete:
                     s.state = ISSUE
@@ -219,11 +235,10 @@ def _loop(source: str):
                 elif complete:
                     s.x_valid = 0
                 s.redirect = 1 if start_redirect else 0
+                moved = moved or complete or push >= 0 or start_redirect
 
-            # ---- queues: start, retire ----
-            ld_taken = st_accept = -1
-            mv_accept = vec_accept = False
-            if running:
+                # Queues: start, retire.
+                wants_ld = wants_st = wants_mv = wants_vec = False
                 for q in range(4):
                     queue = queues[q]
                     head = queue.head
@@ -252,6 +267,14 @@ def _loop(source: str):
                                         mv_accept = True
                                     else:
                                         vec_accept = True
+                            elif q == LD:
+                                wants_ld = True
+                            elif q == ST:
+                                wants_st = True
+                            elif q == MV:
+                                wants_mv = True
+                            else:
+                                wants_vec = True
                     if q == LD:
                         active, base, stalls = ld.inside != 0, LD_BUSY, 3
                     elif q == ST:
@@ -260,24 +283,29 @@ def _loop(source: str):
                         active, base, stalls = mv.commands != 0, MV_BUSY, 4
                     else:
                         active, base, stalls = sfu.running == 1 and cycle > sfu.start and not sfu_last, VEC_BUSY, 2
+                        if sfu.running == 1 and not active:
+                            moved = True
                         if sfu_last:
                             sfu.running = 0
                         if vec_accept:
                             sfu.running, sfu.start, sfu.offset, sfu.length = 1, cycle, vec_offset[head], vec_length[head]
-                    if active:
-                        counters[base] += 1
-                    elif head >= 0 and not ok:
-                        counters[base + 2 + stalls] += 1
-                    else:
-                        counters[base + 3 + stalls] += 1
+                    counted[q] = base if active else base + 2 + stalls if head >= 0 and not ok else base + 3 + stalls
+                    counters[counted[q]] += 1
                     moves = start or push_queue == q or done[q] == 1 or queue.kept > 0
                     if moves or (queue.count > 0 and op[started[q, queue.oldest]] & 31 == 0):
                         retired[q] = queue_step(queue, k, q, queue_rings, started, op, push if push_queue == q else -1, start, done[q] == 1)
+                        moved = True
+                asleep = not moved
+            elif running:
+                counters[SYS_FIRST + activity] += 1
+                for q in range(4):
+                    counters[counted[q]] += 1
             # ---- boot ----
             sys_word_ready = False
             boot_load = s.boot != BOOT_IDLE
             run_now = False
             if boot_load:
+                done[LD] = ld.done
                 counters[BOOT_CYCLES] += 1
                 last = s.boot_left != 0 and s.boot_index + 1 == k.instructions
                 if s.boot == HEADER_DATA:
@@ -292,8 +320,8 @@ def _loop(source: str):
             ld_active = ld.inside != 0
             st_active = st.running == 1
             raw_room = fifo_level(raw) < k.raw_fifo
-            to_raw, to_sys, next_load, ld_stall = ld_step(
-                ld, k, loads, lanes, ld_taken >= 0, waiting, raw_room, sys_word_ready, ld_vb_ready, ld_ab_ready
+            to_raw, to_sys, next_load, ld_stall, moving = ld_step(
+                ld, k, loads, lanes, group, ld_taken >= 0, waiting, raw_room, sys_word_ready, ld_vb_ready, ld_ab_ready
             )
             if ld_taken >= 0:
                 ld_accept(ld, ld_order[ld_taken], op, operands)
@@ -303,14 +331,17 @@ def _loop(source: str):
             mv_stall = STALL_NONE
             if mv_active or mv_accept or mv.i_valids != 0:
                 slice_read = (mv.i_valids & 1) == 1
-                word, stages, mv_stall = mv_step(mv, k, rows, mv_accept, raw.ripe > 0, mv_read_ready, mv_ready)
+                word, stages, mv_stall, mv_moving = mv_step(mv, k, rows, mv_accept, raw.ripe > 0, mv_read_ready, mv_ready)
+                moving = moving or mv_moving
                 if stages:
                     mv_describe(mv, k, stages, mv_order, flags, pc, operands)
                 if slice_read:
                     counters[BEATS + 2 * ports_n] += 1
             st_stall = STALL_NONE
             if st_active or st_accept >= 0 or st.done == 1:
-                st_stall = st_step(st, k, writes, st_ring, op, operands, st_accept, st_vb_ready, st_ab_ready, lanes, answers)
+                moving = True
+                st_stall = st_step(st, k, writes, st_ring, op, operands, st_accept, st_vb_ready, st_ab_ready, lanes, group, answers)
+            moving = moving or raw.young != 0
             fifo_step(raw, to_raw, word)
             if running:
                 if ld_active:
@@ -359,9 +390,9 @@ def _loop(source: str):
                     run_now = True
                 s.boot_finished = 1 if finished else 0
             # ---- tokens: released in this cycle, there in the next ----
-            any_retired = False
             if running:
-                for q in range(5):
+                any_retired = False
+                for q in range(5 if awake else 0):
                     at = retired[q]
                     if at >= 0:
                         any_retired = True
@@ -384,6 +415,35 @@ def _loop(source: str):
             if run_now:
                 s.running = 1
             now += 1
+            # ---- nothing moves: on to the cycle in which the SFU ends or the memory answers, or the watchdog barks ----
+            if asleep and not moving:
+                most = k.watchdog - s.quiet - 1
+                if sfu.running == 1:
+                    most = min(most, sfu.start + sfu.length - cycle)
+                if most > 0:
+                    most = cycle_dram.still(dram, most) if with_dram else cycle_memory.still(fixed, most)
+                if most > 0:
+                    if with_dram:
+                        cycle_dram.pass_by(dram, most)
+                    else:
+                        cycle_memory.pass_by(fixed, most)
+                    counters[SYS_FIRST + activity] += most
+                    for q in range(4):
+                        counters[counted[q]] += most
+                    if ld_active:
+                        counters[LD_BUSY + 2 + ld_stall] += most
+                    if mv_active:
+                        counters[MV_BUSY + 2 + mv_stall] += most
+                    if sfu.running == 1:
+                        first = sfu.offset + cycle - sfu.start
+                        counters[VEC_BUSY + 2] += dependencies[first + most] - dependencies[first]
+                        counters[VEC_BUSY + 3] += drains[first + most] - drains[first]
+                    s.quiet += most
+                    cycle += most
+                    now += most
+        counters[CYCLES] = cycle
+        if with_dram:
+            cycle_dram.finish(dram, counters, BEATS)
         # Active is what is busy and not stalled.
         counters[VEC_BUSY + 1] = counters[VEC_BUSY] - counters[VEC_BUSY + 2] - counters[VEC_BUSY + 3]
         return status, culprit, cycle

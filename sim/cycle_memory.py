@@ -123,8 +123,46 @@ def move_queues(port, timing, rings, i, now, done, ar_address, ar_beats, w_addre
 
 
 @njit(cache=True, error_model="numpy")
-def skip(ports, timing, cycles):
-    """`cycles` in which nothing is asked of the memory, from reset on."""
-    for now in range(cycles):
-        for i in range(ports.size):
-            step(ports[i], timing[0], now, False, False)
+def step_all(memory, lanes, ar_address, ar_beats, now, counters, reads_at, writes_at):
+    """One cycle of all ports. reads_at, writes_at: places of their beats in `counters`, or -1. Gives (a port has not taken a read address, write
+    answers)."""
+    ports, timings, rings = memory
+    timing = timings[0]
+    answers = 0
+    waiting = False
+    for i in range(ports.size):
+        port, lane = ports[i], lanes[i]
+        ready = ar_ready(port, timing)
+        lane.taken = 1 if ready and lane.ar_valid == 1 else 0
+        if lane.ar_valid == 1 and not ready:
+            waiting = True
+        lane.arrived = port.r_valid
+        did = step(port, timing, now, lane.ar_valid == 1, lane.aw_valid == 1)
+        if did & QUEUES:
+            move_queues(port, timing, rings, i, now, did, ar_address, ar_beats, lane.aw_address)
+        lane.wrote = 1 if did & WRITE else 0
+        if did & ANSWER:
+            answers += 1
+        if reads_at >= 0:
+            counters[reads_at + i] += lane.arrived
+            counters[writes_at + i] += lane.wrote
+    return waiting, answers
+
+
+@njit(cache=True, error_model="numpy")
+def still(memory, most):
+    """How many of the next `most` cycles pass before a port does anything, if nothing is asked of any in them."""
+    for port in memory[0]:
+        if port.r_valid or port.busy or port.reads_ripe or port.reads_young or port.answers_ripe or port.answers_young:
+            return 0
+    return most
+
+
+@njit(cache=True, error_model="numpy")
+def pass_by(memory, cycles):
+    """Cycles in which nothing is asked of the memory and nothing is under way."""
+    ports, timings, _ = memory
+    timing = timings[0]
+    for port in ports:
+        port.since = (port.since + cycles) % timing.trefi
+        port.phase = (port.phase + cycles * timing.p) % timing.q

@@ -12,7 +12,7 @@ from headrace.hw.dsp_chain import DspChain
 from headrace.hw.group_fifo import GroupFifo
 from headrace.hw.isa import INSTRUCTION_BYTES, REGISTERS
 from headrace.hw.ld_unit import LdParameters
-from headrace.hw.machine import BLOCK, LANES, Machine
+from headrace.hw.machine import BLOCK, LANES, MAX_PORTS, Machine
 from headrace.hw.mv_unit import COMMANDS
 from headrace.hw.scale_lane import ScaleLane
 from headrace.hw.scale_unit import ROWS, SCALE_WORDS
@@ -27,7 +27,7 @@ def _record(names: str) -> np.dtype:
 
 SIZES = _record(
     # memory side
-    "ports burst_beats port_fifo raw_fifo load_queue "
+    "ports dram burst_beats port_fifo raw_fifo load_queue "
     # control
     "queue_depth in_flight watchdog registers header_words instructions_per_word instructions "
     # matrix-vector engine
@@ -64,6 +64,9 @@ MV = _record(
 ST = _record("running start issuing room command op source index length heads place head stripe pipe ring_read ring_write unanswered done")
 SFU = _record("running start length offset")
 
+GROUP = np.dtype([("count", "i8"), ("lane", "i8", (MAX_PORTS,))])
+"""The lanes that are stepped: all, or those of the channels that stand for others (sim/cycle_dram.py)."""
+
 ST_RING = 32
 """Places of stores between request and port: more than FIFO_BEATS."""
 
@@ -75,7 +78,7 @@ def sizes(machine: Machine, instructions: int) -> np.ndarray:
     queue = CommandQueueParameters(depth=machine.control.queue_depth)
     read_first = ActivationBuffer.READ_LATENCY + ActivationSkew.LATENCY - 1  # MvArray: bit i of its shift register is i + 1 cycles old
     values = {
-        "ports": ld.ports, "burst_beats": ld.burst_beats, "port_fifo": ld.port_fifo_beats, "raw_fifo": machine.buffers.raw_fifo_words,
+        "ports": ld.ports, "dram": machine.memory.dram is not None, "burst_beats": ld.burst_beats, "port_fifo": ld.port_fifo_beats, "raw_fifo": machine.buffers.raw_fifo_words,
         "load_queue": ld.queue_depth,
         "queue_depth": queue.depth, "in_flight": queue.in_flight, "watchdog": machine.control.watchdog_cycles, "registers": REGISTERS,
         "header_words": -(-4 * HEADER_FIELDS // machine.word_bytes), "instructions_per_word": machine.word_bytes // INSTRUCTION_BYTES,

@@ -25,10 +25,11 @@ def burst_finishes(ld, k, waiting):
 
 
 @njit(cache=True, error_model="numpy")
-def ld_step(ld, k, loads, lanes, accept, waiting, weights_ready, sys_ready, vb_ready, ab_ready):
+def ld_step(ld, k, loads, lanes, group, accept, waiting, weights_ready, sys_ready, vb_ready, ab_ready):
     """One cycle of LdUnit. accept: a command is taken in this cycle; `ld_accept` follows. waiting: a port has not taken the last burst.
+    group: the lanes that are stepped (LANES).
 
-    Gives (word to the raw FIFO, word to boot, the receiver takes its next command: `ld_next` follows, stall or STALL_NONE).
+    Gives (word to the raw FIFO, word to boot, the receiver takes its next command: `ld_next` follows, stall or STALL_NONE, whether anything moved).
     """
     # Issue.
     issue, ends_run, beats = burst_finishes(ld, k, waiting)
@@ -44,15 +45,16 @@ def ld_step(ld, k, loads, lanes, accept, waiting, weights_ready, sys_ready, vb_r
             ld.address, ld.left = ld.run_base, ld.words
             ld.count -= 1
         ld.free -= beats
-    for i in range(k.ports):
-        lane = lanes[i]
+    moving = issue
+    joined = True
+    for j in range(group.count):
+        lane = lanes[group.lane[j]]
         lane.ar_valid = 1 if issue or (lane.ar_valid == 1 and lane.taken == 0) else 0
+        moving = moving or lane.ar_valid == 1 or lane.young != 0 or lane.arrived == 1
+        if lane.ripe == 0:
+            joined = False
 
     # Receive.
-    joined = True
-    for i in range(k.ports):
-        if lanes[i].ripe == 0:
-            joined = False
     available = ld.busy == 1 and ld.empty == 0 and joined
     kind = ld.kind
     ready = weights_ready if kind == WEIGHTS else vb_ready if kind == ROWS else ab_ready if kind == SLICES else sys_ready
@@ -81,10 +83,12 @@ def ld_step(ld, k, loads, lanes, accept, waiting, weights_ready, sys_ready, vb_r
     ld.inside += (1 if accept else 0) - ld.unit_last
     ld.done = ld.unit_last
     ld.unit_last = 1 if finish else 0
+    moving = moving or moved or (available and kind != WEIGHTS) or accept or loads.young != 0 or next_load or finish or ld.done == 1
     fifo_step(loads, accept, next_load)
-    for i in range(k.ports):
-        fifo_step(lanes[i], lanes[i].arrived == 1, pop)
-    return to_raw, to_sys, next_load, stall
+    for j in range(group.count):
+        lane = lanes[group.lane[j]]
+        fifo_step(lane, lane.arrived == 1, pop)
+    return to_raw, to_sys, next_load, stall, moving
 
 
 @njit(cache=True, error_model="numpy")
@@ -137,7 +141,12 @@ def mv_front(mv, k, accept, read_ready):
 
 @njit(cache=True, error_model="numpy")
 def mv_step(mv, k, rows, accept, word_valid, read_ready, write_ready):
-    """One cycle of MvUnit. Gives (word taken, stages that take their next command: `mv_describe` follows, stall or STALL_NONE)."""
+    """One cycle of MvUnit. Gives (word taken, stages that take their next command: `mv_describe` follows, stall or STALL_NONE, whether anything
+    moved)."""
+    flowing = (
+        mv.front != IDLE or mv.i_valids != 0 or mv.d_pipe != 0 or mv.s_flow != 0 or mv.d_scale_write != 0 or mv.s_complete != 0
+        or rows.young != 0 or mv.o_valid != 0 or mv.o_share != 0 or mv.done != 0
+    )  # fmt: skip
     # Decode unit: what the next word is, and whether it may go.
     is_code = mv.d_kind == CODE
     if is_code:
@@ -282,7 +291,8 @@ def mv_step(mv, k, rows, accept, word_valid, read_ready, write_ready):
     if o_finish:
         mv.o_run = 0
     mv.commands += (1 if accept else 0) - was_done
-    return take, stages, stall
+    moving = flowing or take or issue or go or move or accept or stages != 0 or o_finish
+    return take, stages, stall, moving
 
 
 @njit(cache=True, error_model="numpy")
@@ -318,7 +328,7 @@ def mv_describe(mv, k, stages, orders, flags, pc, operands):
 
 
 @njit(cache=True, error_model="numpy")
-def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, lanes, answers):
+def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, lanes, group, answers):
     """One cycle of StUnit. accept: the command taken in this cycle, or -1. Gives its stall or STALL_NONE."""
     from_vb = st.op == Op.STV or st.op == Op.STS
     go = st.issuing == 1 and st.room != 0
@@ -334,7 +344,8 @@ def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, lanes, 
     pop = False
     send = fifo.ripe > 0 and st.unanswered != k.st_writes
     target = ring[st.ring_read] & (k.ports - 1)
-    for i in range(k.ports):
+    for j in range(group.count):
+        i = group.lane[j]
         lane = lanes[i]
         if send and i == target and (lane.aw_valid == 0 or lane.wrote == 1):
             pop = True

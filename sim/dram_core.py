@@ -38,15 +38,15 @@ _SCALARS = (
 CHANNEL = np.dtype(
     [(name, "i8") for name in _SCALARS]
     + [("blocked", "u8")]
-    + [(name, "i8", (MAX_BANKS,)) for name in ("open_row", "act_ok", "pre_ok", "act_at", "slot", "slot_write", "slots", "group_act_ok")]
+    + [(name, "i8", (MAX_BANKS,)) for name in ("open_row", "act_ok", "pre_ok", "act_at", "slot", "slot_write", "slot_tag", "slots", "group_act_ok")]
     + [(name, "i8", (2, MAX_BANKS)) for name in ("column_ok", "group_ok")]
     + [("pc_ok", "i8", (2, 2)), ("window", "i8", (2, 4))]
     + [(name, "i8", (2,)) for name in ("pc_act_ok", "pc_pre_ok", "pc_refpb_ok", "pc_refab_ok", "window_at", "head", "tail")]
-    + [(name, "i8", (2, QUEUE_ROOM)) for name in ("queues", "bound")]
+    + [(name, "i8", (2, QUEUE_ROOM)) for name in ("queues", "tags", "bound")]
     + [("counts", "i8", (5,))]
 )
 """State of a channel. t: the next command cycle. open_row: -1 = closed. x_ok: cycle from which on x is legal as far as this bank, group or
-pseudo-channel says ([kind]: 0 read, 1 write). slot: request or -1; slots: the banks that have one. queues: section 2's, from head to tail.
+pseudo-channel says ([kind]: 0 read, 1 write). slot: request or -1; slots: the banks that have one. tags: what the user calls a request, with it in queue and slot. queues: section 2's, from head to tail.
 bound: of an entry, no hit and no legal row command before; 0: not known. blocked: banks whose PRE waits for a slot or an older hit, as the last
 search saw it. counts: ACT, PRE and PREA, RD, WR, REF."""
 
@@ -76,18 +76,20 @@ def channels(timing: ChannelTiming, count: int) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
-def enter(c, p, request, row, bank, write):
-    """Step 6: a request enters its queue, which has room, in cycle c.t."""
+def enter(c, p, request, tag, row, bank, write):
+    """Step 6: a request enters its queue, which has room, in cycle c.t. request: its age, a number above those before it and below 2**31."""
     w = 1 if write else 0
-    head, tail, queues, bound = c.head, c.tail, c.queues, c.bound
+    head, tail, queues, tags, bound = c.head, c.tail, c.queues, c.tags, c.bound
     if tail[w] == QUEUE_ROOM:
         used = tail[w] - head[w]
         for place in range(used):
             queues[w, place] = queues[w, head[w] + place]
+            tags[w, place] = tags[w, head[w] + place]
             bound[w, place] = bound[w, head[w] + place]
         head[w] = 0
         tail[w] = used
     queues[w, tail[w]] = request << REQUEST_SHIFT | row << ROW_SHIFT | bank
+    tags[w, tail[w]] = tag
     bound[w, tail[w]] = 0
     tail[w] += 1
     if w == c.write_mode:
@@ -99,7 +101,7 @@ def enter(c, p, request, row, bank, write):
 
 @njit(cache=True, nogil=True)
 def cycle(c, p):
-    """Steps 1 to 5 in cycle c.t. Gives (the request whose RD or WR is issued or -1, 1 for a write, whether any command is issued).
+    """Steps 1 to 5 in cycle c.t. Gives (the tag of the request whose RD or WR is issued or -1, 1 for a write, whether any command is issued).
 
     Where nothing is issued, c.wake is a cycle before which nothing will be, unless a request enters or a refresh becomes due.
     """
@@ -107,10 +109,12 @@ def cycle(c, p):
     open_row, act_ok, pre_ok, act_at, column_ok, group_ok = c.open_row, c.act_ok, c.pre_ok, c.act_at, c.column_ok, c.group_ok
     group_act_ok, pc_ok, pc_act_ok, pc_pre_ok, pc_refpb_ok = c.group_act_ok, c.pc_ok, c.pc_act_ok, c.pc_pre_ok, c.pc_refpb_ok
     pc_refab_ok, window, window_at, slot, slot_write, slots = c.pc_refab_ok, c.window, c.window_at, c.slot, c.slot_write, c.slots
-    queues, bound, head, tail, counts = c.queues, c.bound, c.head, c.tail, c.counts
+    slot_tag = c.slot_tag
+    queues, tags, bound, head, tail, counts = c.queues, c.tags, c.bound, c.head, c.tail, c.counts
     group_of, pc_of = p.group_of, p.pc_of
     blocked = c.blocked
     w = 0
+    issued = -1
     # 1. Refresh timer.
     if p.refresh == 1 and t >= c.refab_due:
         c.refab_due += p.refi
@@ -318,6 +322,7 @@ def cycle(c, p):
     if column_request >= 0:
         b = column_bank
         w = slot_write[b] if column_place < 0 else mode
+        issued = slot_tag[b] if column_place < 0 else tags[mode, column_place]
         pc = pc_of[b]
         group = group_of[b]
         precharge = p.closed_page == 1
@@ -358,6 +363,7 @@ def cycle(c, p):
         else:
             for place in range(column_place, head[mode], -1):
                 queues[mode, place] = queues[mode, place - 1]
+                tags[mode, place] = tags[mode, place - 1]
                 bound[mode, place] = bound[mode, place - 1]
             head[mode] += 1
             if row_kind and row_place >= 0 and row_place < column_place:
@@ -372,8 +378,10 @@ def cycle(c, p):
         if row_kind == 1:
             request = queues[mode, row_place] >> REQUEST_SHIFT
             key = queues[mode, row_place] & PLACE_MASK
+            tag = tags[mode, row_place]
             for place in range(row_place, head[mode], -1):
                 queues[mode, place] = queues[mode, place - 1]
+                tags[mode, place] = tags[mode, place - 1]
                 bound[mode, place] = bound[mode, place - 1]
             head[mode] += 1
             alike = 0
@@ -390,6 +398,7 @@ def cycle(c, p):
                 c.column_next = min(c.column_next, t + 1)
             slot[b] = request
             slot_write[b] = mode
+            slot_tag[b] = tag
             slots[c.slots_used] = b
             c.slots_used += 1
             open_row[b] = key >> ROW_SHIFT
@@ -437,7 +446,7 @@ def cycle(c, p):
             c.column_free = c.row_free
     c.blocked = blocked
     c.wake = wake
-    return column_request, w, column_request >= 0 or row_kind != 0
+    return issued, w, column_request >= 0 or row_kind != 0
 
 
 @njit(cache=True, nogil=True)

@@ -49,7 +49,7 @@ def _run(source: str):
                     else:
                         if ports:
                             token[port_of[following]] -= 1
-                        enter(c, p, following, row_of[following], bank_of[following], w == 1)
+                        enter(c, p, following, following, row_of[following], bank_of[following], w == 1)
                         accepted[following] = t
                         following += 1
                         moved = True

@@ -1,0 +1,480 @@
+"""DRAM channels behind the ports, for the cycle simulator: docs/memory.md section 12.
+
+Channels that are in the same state are one: of those only the lowest is stepped, until a write parts one from the others (`touch`), and from
+when its state is the same again (`merge`). That is a symmetry, not an approximation: `simulate(..., symmetric=False)` steps every channel.
+A channel may lag behind the core by as many command cycles as a read takes from its column command to its completion.
+"""
+
+import numpy as np
+from numba import njit
+
+from headrace.hw.dram_ports import ADDRESS_QUEUE, READ_RING, WRITE_RING, DramPorts
+from headrace.sim.dram_core import CHANNEL, FAR, PLACE_MASK, REQUEST_SHIFT, ROW_SHIFT, RULES, channels, cycle, enter, next_cycle, rules
+
+MERGE_EVERY = 64
+"""Core cycles between two looks whether channels have come together again."""
+
+PORT = np.dtype(
+    [(name, "i8") for name in ("base", "r_valid", "busy", "left", "address", "level", "q_head", "q_tail", "r_head", "r_tail", "r_sent")]
+    + [(name, "i8") for name in ("w_level", "wq_head", "wq_tail", "w_tail", "w_sent", "b_head", "b_tail")]
+    + [(name, "i8", (ADDRESS_QUEUE,)) for name in ("q_due", "q_address", "q_beats", "wq_due", "wq_key")]
+    + [(name, "i8", (READ_RING,)) for name in ("ring_key", "ring_from", "ring_done")]
+    + [(name, "i8", (WRITE_RING,)) for name in ("w_key", "w_from", "b_done")]
+)
+"""A port. Counters run on, a place is a counter modulo its ring: r_tail beats were put into the read ring, r_sent have entered the channel, r_head
+have moved to R; w_tail, w_sent, b_tail, b_head: writes put into the write ring, entered, completed, answered. Keys are row and bank as in a
+queue of the channel; from: the command cycle from which an entry may enter; done: the completion cycle, FAR while it is not known."""
+
+BRIDGE = np.dtype([("turn", "i8"), ("entered", "i8")])
+"""Between ports and channel. entered: requests so far, the next one's age. The tag of a request is its port and, below bit 16, its place."""
+
+CLOCK = np.dtype(
+    [(name, "i8") for name in ("p", "q", "phase", "last", "latency", "pcs", "ports", "channels", "active", "symmetric", "merge_in", "changed")]
+    + [(name, "i8") for name in ("read_lag", "write_lag", "fields")]
+    + [(name, "i8", (8,)) for name in ("mask", "bits", "up")]
+)
+"""last: T(n) of docs/memory.md. active: channels that are stepped. mask, bits, up: of a field of the address, its bits and where they go in a key."""
+
+
+def create(parameters: DramPorts | None, *, symmetric: bool):
+    """(clock CLOCK [1], rules [1], channels, bridges, ports, active, of, apart).
+
+    active int64 [C]: the channels that are stepped, the first `clock.active` of it. of int64 [C]: the channel that stands for each. apart int64 [P]:
+    read beats of a port beyond those of the port that stands for it.
+    """
+    if parameters is None:  # the loop's arguments have one type for both kinds of memory
+        return tuple(np.zeros(1, kind) for kind in (CLOCK, RULES, CHANNEL, BRIDGE, PORT)) + tuple(np.zeros(1, np.int64) for _ in range(3))
+    t, count = parameters.timing, parameters.channels
+    clock = np.zeros(1, CLOCK)
+    at = {"bank": ROW_SHIFT - 8, "bank_group": (t.banks_per_group - 1).bit_length(), "row": ROW_SHIFT, "column": -1}
+    for name, value in (
+        ("p", parameters.p), ("q", parameters.q), ("last", -1), ("latency", parameters.latency), ("pcs", t.pcs), ("ports", parameters.ports),
+        ("channels", count), ("active", 1 if symmetric else count), ("symmetric", symmetric), ("merge_in", MERGE_EVERY),
+        ("changed", 1), ("read_lag", t.cl + t.bl), ("write_lag", min(t.cl, t.cwl) + t.bl), ("fields", len(parameters.fields)),
+    ):  # fmt: skip
+        clock[name] = value
+    for i, (name, bits) in enumerate(parameters.fields):
+        clock["bits"][0, i], clock["mask"][0, i], clock["up"][0, i] = bits, 0 if name == "column" else (1 << bits) - 1, max(at[name], 0)
+        at[name] += bits
+    ports = np.zeros(parameters.ports, PORT)
+    ports["base"] = np.arange(parameters.ports) % t.pcs * t.banks_per_pc
+    ports["ring_done"] = FAR
+    of = np.zeros(count, np.int64) if symmetric else np.arange(count)
+    return clock, rules(t), channels(t, count), np.zeros(count, BRIDGE), ports, np.arange(count), of, np.zeros(parameters.ports, np.int64)
+
+
+@njit(cache=True, error_model="numpy")
+def key_of(clock, beat, base):
+    """A port's beat address as row and bank of its channel."""
+    key = 0
+    for i in range(clock.fields):
+        key |= (beat & clock.mask[i]) << clock.up[i]
+        beat >>= clock.bits[i]
+    return key + base
+
+
+@njit(cache=True, error_model="numpy")
+def advance(c, p, bridge, ports, first, pcs, until):
+    """Command cycles of a channel up to `until`; its ports are `first` and those after it."""
+    sources = 2 * pcs
+    tag = -1
+    pending = -1  # a read that entered in the cycle before, into an empty channel, and hits an open row: issued without a search
+    head, tail, open_row = c.head, c.tail, c.open_row
+    while c.t <= until:
+        t = c.t
+        quick = (
+            tail[0] == head[0] and tail[1] == head[1] and c.slots_used == 0 and c.write_mode == 0 and c.refab_pending == 0 and c.refpb_bank < 0
+            and (p.refresh == 0 or (p.refresh == 1 and c.refab_due > t + 1) or (p.refresh == 2 and c.refpb_due > t + 1))
+            and p.closed_page == 0 and p.queue > 1
+        )  # fmt: skip
+        read_room = tail[0] - head[0] < p.queue
+        write_room = tail[1] - head[1] < p.queue
+        moved = False
+        if quick:
+            if pending >= 0:
+                b = pending & 0xFF
+                group, pc = p.group_of[b], p.pc_of[b]
+                c.group_ok[0, group] = max(c.group_ok[0, group], t + p.ccdl)
+                c.pc_ok[0, pc] = max(c.pc_ok[0, pc], t + p.ccds)
+                c.pc_ok[1, pc] = max(c.pc_ok[1, pc], t + p.rtw)
+                c.pre_ok[b] = max(c.pre_ok[b], t + p.rtp)
+                c.column_free = t + p.column_cycles
+                if p.one_bus:
+                    c.row_free = c.column_free
+                c.counts[2] += 1
+                ports[first + (tag >> 16)].ring_done[tag & 0xFFFF] = t + p.cl + p.bl
+                pending = -1
+                moved = True
+        else:
+            done, written, moved = cycle(c, p)
+            if done >= 0:
+                port = ports[first + (done >> 16)]
+                if written:
+                    port.b_done[port.b_tail & (WRITE_RING - 1)] = t + p.cwl + p.bl
+                    port.b_tail += 1
+                else:
+                    port.ring_done[done & 0xFFFF] = t + p.cl + p.bl
+        wake = FAR
+        source = bridge.turn
+        for _ in range(sources):
+            port = ports[first + (source >> 1)]
+            write = source & 1
+            if write == 0:
+                waits = port.r_sent != port.r_tail
+                place = port.r_sent & (READ_RING - 1)
+                since = port.ring_from[place]
+                room = read_room
+            else:
+                waits = port.w_sent != port.w_tail
+                place = port.w_sent & (WRITE_RING - 1)
+                since = port.w_from[place]
+                room = write_room
+            after = source + 1 if source + 1 < sources else 0
+            if waits and room:
+                if since <= t:
+                    number = bridge.entered
+                    bridge.entered = number + 1
+                    tag = (source >> 1) << 16 | place
+                    bridge.turn = after
+                    moved = True
+                    if write:
+                        port.w_sent += 1
+                        key = port.w_key[place]
+                    else:
+                        port.r_sent += 1
+                        key = port.ring_key[place]
+                    b = key & 0xFF
+                    if quick and write == 0 and open_row[b] == key >> ROW_SHIFT:
+                        ok = max(c.column_ok[0, b], max(c.group_ok[0, p.group_of[b]], c.pc_ok[0, p.pc_of[b]]))
+                        refresh_clear = (p.refresh == 0) or (p.refresh == 1 and c.refab_due > t + 2) or (p.refresh == 2 and c.refpb_due > t + 2)
+                        if t < until and max(ok, c.column_free) <= t + 1 and refresh_clear:
+                            pending = b
+                            break
+                    enter(c, p, number, tag, key >> ROW_SHIFT, b, write == 1)
+                    break
+                wake = min(wake, since)
+            source = after
+        if moved:
+            c.t = t + 1
+            continue
+        if quick:
+            # Nothing waits: until an entry may enter, or a refresh.
+            if p.refresh == 1:
+                wake = min(wake, c.refab_due - 1)
+            elif p.refresh == 2:
+                wake = min(wake, c.refpb_due - 1)
+            c.t = max(t + 1, min(wake, until + 1))
+            continue
+        if wake < c.wake:
+            c.wake = wake
+        c.t = max(t + 1, min(next_cycle(c, p), until + 1))
+
+
+@njit(cache=True, error_model="numpy")
+def part(memory, lanes, counters, reads_at, source, number):
+    """Channel `number` is stepped on its own from now on; so far `source` stood for it."""
+    clocks, _, chans, bridges, ports, active, of, apart = memory
+    clock = clocks[0]
+    chans[number] = chans[source]
+    bridges[number] = bridges[source]
+    for i in range(clock.pcs):
+        ours, theirs = number * clock.pcs + i, source * clock.pcs + i
+        ports[ours] = ports[theirs]
+        lanes[ours] = lanes[theirs]
+        if reads_at >= 0:
+            counters[reads_at + ours] = counters[reads_at + theirs] + apart[ours]
+        apart[ours] = 0
+    of[number] = number
+    active[clock.active] = number
+    clock.active += 1
+    clock.changed = 1
+
+
+@njit(cache=True, error_model="numpy")
+def touch(memory, lanes, counters, reads_at, i):
+    """Port `i` is about to get a write: its channel leaves those that are in the same state."""
+    clocks, _, _, _, _, _, of, apart = memory
+    clock = clocks[0]
+    number = i // clock.pcs
+    stands = of[number]
+    if stands != number:
+        part(memory, lanes, counters, reads_at, stands, number)
+        return
+    heir = -1
+    for other in range(clock.channels):
+        if other != number and of[other] == number:
+            if heir < 0:
+                heir = other
+                part(memory, lanes, counters, reads_at, number, other)
+            else:
+                of[other] = heir
+                for j in range(clock.pcs):  # counted from the heir's beats, which are the old ones
+                    theirs = number * clock.pcs + j
+                    apart[other * clock.pcs + j] += counters[reads_at + theirs] - counters[reads_at + heir * clock.pcs + j] if reads_at >= 0 else 0
+
+
+@njit(cache=True, error_model="numpy")
+def late(a, b, t):
+    return max(a, t) == max(b, t)
+
+
+@njit(cache=True, error_model="numpy")
+def same(memory, lanes, a, b):
+    """Whether two channels, both advanced to the same cycle and without writes, and their ports are in the same state but for times that are over."""
+    clocks, rule, chans, bridges, ports, _, _, _ = memory
+    clock, p, x, y = clocks[0], rule[0], chans[a], chans[b]
+    t = x.t
+    if x.t != y.t or x.refab_pending != y.refab_pending or x.refpb_bank != y.refpb_bank or bridges[a].turn != bridges[b].turn:
+        return False
+    if x.slots_used != y.slots_used or x.tail[0] - x.head[0] != y.tail[0] - y.head[0] or x.write_mode != y.write_mode:
+        return False
+    for i in range(clock.pcs):
+        u, v, m, n = ports[a * clock.pcs + i], ports[b * clock.pcs + i], lanes[a * clock.pcs + i], lanes[b * clock.pcs + i]
+        if m.young != n.young or m.ripe != n.ripe or m.ar_valid != n.ar_valid:
+            return False
+        if u.r_valid != v.r_valid or u.busy != v.busy or u.level != v.level or u.r_head != v.r_head or u.r_tail != v.r_tail or u.r_sent != v.r_sent:
+            return False
+        if u.busy and (u.left != v.left or u.address != v.address):
+            return False
+        if u.q_head != v.q_head or u.q_tail != v.q_tail:
+            return False
+        for j in range(u.q_head, u.q_tail):
+            place = j & (ADDRESS_QUEUE - 1)
+            if u.q_due[place] != v.q_due[place] or u.q_address[place] != v.q_address[place] or u.q_beats[place] != v.q_beats[place]:
+                return False
+        for j in range(u.r_head, u.r_tail):
+            place = j & (READ_RING - 1)
+            if u.ring_key[place] != v.ring_key[place] or not late(u.ring_from[place], v.ring_from[place], t):
+                return False
+            if not late(u.ring_done[place], v.ring_done[place], t - 1):
+                return False
+    for j in range(clock.pcs):
+        if not (late(x.pc_act_ok[j], y.pc_act_ok[j], t) and late(x.pc_pre_ok[j], y.pc_pre_ok[j], t)):
+            return False
+        if not (late(x.pc_refpb_ok[j], y.pc_refpb_ok[j], t) and late(x.pc_refab_ok[j], y.pc_refab_ok[j], t)):
+            return False
+        if not (late(x.pc_ok[0, j], y.pc_ok[0, j], t) and late(x.pc_ok[1, j], y.pc_ok[1, j], t)):
+            return False
+        for k in range(4):
+            if not late(x.window[j, (x.window_at[j] + k) & 3] + p.faw, y.window[j, (y.window_at[j] + k) & 3] + p.faw, t):
+                return False
+    if not (late(x.row_free, y.row_free, t) and late(x.column_free, y.column_free, t)):
+        return False
+    for k in range(p.banks):
+        if x.open_row[k] != y.open_row[k] or not (late(x.act_ok[k], y.act_ok[k], t) and late(x.pre_ok[k], y.pre_ok[k], t)):
+            return False
+        if not (late(x.column_ok[0, k], y.column_ok[0, k], t) and late(x.column_ok[1, k], y.column_ok[1, k], t)):
+            return False
+        if not (late(x.act_at[k] + p.ras, y.act_at[k] + p.ras, t) and late(x.group_act_ok[k], y.group_act_ok[k], t)):
+            return False
+        if not (late(x.group_ok[0, k], y.group_ok[0, k], t) and late(x.group_ok[1, k], y.group_ok[1, k], t)):
+            return False
+        if (x.slot[k] < 0) != (y.slot[k] < 0):
+            return False
+        if x.slot[k] >= 0 and (x.slot_tag[k] != y.slot_tag[k] or bridges[a].entered - x.slot[k] != bridges[b].entered - y.slot[k]):
+            return False
+    for j in range(x.tail[0] - x.head[0]):
+        u, v = x.queues[0, x.head[0] + j], y.queues[0, y.head[0] + j]
+        if (u & PLACE_MASK) != (v & PLACE_MASK) or x.tags[0, x.head[0] + j] != y.tags[0, y.head[0] + j]:
+            return False
+        if bridges[a].entered - (u >> REQUEST_SHIFT) != bridges[b].entered - (v >> REQUEST_SHIFT):
+            return False
+    return True
+
+
+@njit(cache=True, error_model="numpy")
+def writes_nothing(memory, lanes, number):
+    clocks, _, chans, _, ports, _, _, _ = memory
+    clock, c = clocks[0], chans[number]
+    for i in range(number * clock.pcs, (number + 1) * clock.pcs):
+        if lanes[i].aw_valid or ports[i].w_level or ports[i].w_tail != ports[i].b_head:
+            return False
+    return c.tail[1] == c.head[1]
+
+
+@njit(cache=True, error_model="numpy")
+def merge(memory, lanes, counters, reads_at):
+    """From time to time: channels that are again in the state of the first that is stepped are no longer stepped."""
+    clocks, rule, chans, bridges, ports, active, of, apart = memory
+    clock = clocks[0]
+    clock.merge_in -= 1
+    if clock.merge_in > 0 or clock.symmetric == 0:
+        return
+    clock.merge_in = MERGE_EVERY
+    first = active[0]
+    if not writes_nothing(memory, lanes, first):
+        return
+    pcs = clock.pcs
+    advance(chans[first], rule[0], bridges[first], ports, first * pcs, pcs, clock.last - 1)
+    kept = 1
+    for j in range(1, clock.active):
+        number = active[j]
+        gone = False
+        if writes_nothing(memory, lanes, number):
+            advance(chans[number], rule[0], bridges[number], ports, number * pcs, pcs, clock.last - 1)
+            gone = same(memory, lanes, first, number)
+        if not gone:
+            active[kept] = number
+            kept += 1
+            continue
+        for other in range(clock.channels):
+            if of[other] == number:
+                of[other] = first
+                for i in range(pcs):
+                    if reads_at >= 0:
+                        apart[other * pcs + i] += counters[reads_at + number * pcs + i] - counters[reads_at + first * pcs + i]
+    if kept < clock.active:
+        clock.active = kept
+        clock.changed = 1
+
+
+@njit(cache=True, error_model="numpy")
+def stepped_lanes(memory, group):
+    """The lanes of the channels that are stepped, for the units."""
+    clock, active = memory[0][0], memory[5]
+    group.count = clock.active * clock.pcs
+    for j in range(group.count):
+        group.lane[j] = active[j // clock.pcs] * clock.pcs + j % clock.pcs
+
+
+@njit(cache=True, error_model="numpy")
+def finish(memory, counters, reads_at):
+    """Read beats of the ports that others stood for."""
+    clocks, _, _, _, _, _, of, apart = memory
+    clock = clocks[0]
+    for number in range(clock.channels):
+        if of[number] != number:
+            for i in range(clock.pcs):
+                counters[reads_at + number * clock.pcs + i] = counters[reads_at + of[number] * clock.pcs + i] + apart[number * clock.pcs + i]
+
+
+@njit(cache=True, error_model="numpy")
+def still(memory, most):
+    """How many of the next `most` core cycles pass before a port does anything, if nothing is asked of any in them."""
+    clocks, rule, chans, bridges, ports, active, _, _ = memory
+    clock = clocks[0]
+    pcs = clock.pcs
+    waits = False
+    for j in range(clock.active):
+        for i in range(active[j] * pcs, (active[j] + 1) * pcs):
+            port = ports[i]
+            if port.r_valid or port.busy or port.level or port.w_level or port.w_tail != port.b_head:
+                return 0
+            waits = waits or port.r_head != port.r_tail
+    if not waits:
+        return most
+    # Column commands come at least `read_lag` before their completion: no channel gets ahead of what the core may still ask.
+    end = clock.last + (most * clock.q - clock.phase + clock.p - 1) // clock.p
+    until = clock.last - 1
+    while True:
+        found = FAR
+        for j in range(clock.active):
+            number = active[j]
+            advance(chans[number], rule[0], bridges[number], ports, number * pcs, pcs, until)
+            for i in range(number * pcs, (number + 1) * pcs):
+                if ports[i].r_head != ports[i].r_tail:
+                    found = min(found, ports[i].ring_done[ports[i].r_head & (READ_RING - 1)])
+        if found < FAR:
+            # The first core cycle m from now with T > found.
+            ahead = found + 1 - clock.last
+            m = ((ahead - 1) * clock.p + clock.phase) // clock.q + 1 if ahead > 0 else 1
+            return min(most, m - 1)
+        until += clock.read_lag - 4
+        if until >= end:
+            return most
+
+
+@njit(cache=True, error_model="numpy")
+def pass_by(memory, cycles):
+    """Core cycles in which nothing happens."""
+    clock = memory[0][0]
+    ticks = (cycles * clock.q - clock.phase + clock.p - 1) // clock.p
+    clock.last += ticks
+    clock.phase += ticks * clock.p - cycles * clock.q
+
+
+@njit(cache=True, error_model="numpy")
+def step(memory, lanes, ar_address, ar_beats, now, counters, reads_at, writes_at):
+    """One core cycle of all ports that are stepped. reads_at, writes_at: places of their beats in `counters`, or -1. Gives (a port has not taken a
+    read address, write answers)."""
+    clocks, rule, chans, bridges, ports, active, _, _ = memory
+    clock, p = clocks[0], rule[0]
+    due = clock.q - clock.phase
+    ticks = (due + clock.p - 1) // clock.p
+    clock.last += ticks
+    clock.phase += ticks * clock.p - clock.q
+    last = clock.last
+    waiting = False
+    answers = 0
+    for j in range(clock.active):
+        number = active[j]
+        c = chans[number]
+        first = number * clock.pcs
+        lag = clock.read_lag
+        for i in range(first, first + clock.pcs):
+            if ports[i].w_tail != ports[i].b_head:
+                lag = clock.write_lag
+        if c.t <= last - 1 - lag:
+            advance(c, p, bridges[number], ports, first, clock.pcs, last - 1)
+        for i in range(first, first + clock.pcs):
+            port, lane = ports[i], lanes[i]
+            lane.arrived = port.r_valid
+            # R, and B.
+            place = port.r_head & (READ_RING - 1)
+            port_room = port.r_tail - port.r_head < READ_RING
+            if port.r_head != port.r_tail and port.ring_done[place] < last:
+                port.ring_done[place] = FAR
+                port.r_head += 1
+                port.r_valid = 1
+            else:
+                port.r_valid = 0
+            wrote = 0
+            if lane.aw_valid or port.w_level or port.w_tail != port.b_head:
+                write_room = port.w_tail - port.b_head < WRITE_RING
+                if port.b_head != port.b_tail and port.b_done[port.b_head & (WRITE_RING - 1)] < last:
+                    port.b_head += 1
+                    answers += 1
+                accept = lane.aw_valid == 1 and port.w_level < ADDRESS_QUEUE
+                if port.w_level and port.wq_due[port.wq_head & (ADDRESS_QUEUE - 1)] <= now and write_room:
+                    place = port.w_tail & (WRITE_RING - 1)
+                    port.w_key[place] = port.wq_key[port.wq_head & (ADDRESS_QUEUE - 1)]
+                    port.w_from[place] = last + 1
+                    port.w_tail += 1
+                    port.wq_head += 1
+                    port.w_level -= 1
+                if accept:
+                    wrote = 1
+                    place = port.wq_tail & (ADDRESS_QUEUE - 1)
+                    port.wq_due[place] = now + clock.latency
+                    port.wq_key[place] = key_of(clock, lane.aw_address, port.base)
+                    port.wq_tail += 1
+                    port.w_level += 1
+            lane.wrote = wrote
+            # AR, and the oldest due burst into the ring.
+            ready = port.level < ADDRESS_QUEUE
+            taken = lane.ar_valid == 1 and ready
+            if lane.ar_valid == 1 and not ready:
+                waiting = True
+            lane.taken = 1 if taken else 0
+            if port_room and (port.busy == 1 or (port.level and port.q_due[port.q_head & (ADDRESS_QUEUE - 1)] <= now)):
+                if port.busy == 0:
+                    place = port.q_head & (ADDRESS_QUEUE - 1)
+                    port.address, port.left = port.q_address[place], port.q_beats[place]
+                    port.q_head += 1
+                    port.level -= 1
+                place = port.r_tail & (READ_RING - 1)
+                port.ring_key[place] = key_of(clock, port.address, port.base)
+                port.ring_from[place] = last + 1
+                port.r_tail += 1
+                port.address += 1
+                port.left -= 1
+                port.busy = 1 if port.left else 0
+            if taken:
+                place = port.q_tail & (ADDRESS_QUEUE - 1)
+                port.q_due[place], port.q_address[place], port.q_beats[place] = now + clock.latency, ar_address, ar_beats
+                port.q_tail += 1
+                port.level += 1
+            if reads_at >= 0:
+                counters[reads_at + i] += lane.arrived
+                counters[writes_at + i] += wrote
+    return waiting, answers
