@@ -88,6 +88,18 @@ class ChannelTiming:
             raise ValueError(f"all-bank refresh needs 0 < rfc < refi, not rfc = {self.rfc}, refi = {self.refi}.")
         if self.refresh == "per-bank" and not (0 < self.rfcpb < self.refi and self.refi >= self.banks):
             raise ValueError(f"per-bank refresh needs 0 < rfcpb < refi and refi >= banks, not rfcpb = {self.rfcpb}, refi = {self.refi}.")
+        if self.refresh == "per-bank":
+            # Refresh goes first (docs/memory.md, section 3): where it can take every cycle, no bank is ever activated and nothing ends.
+            if self.refi // self.banks_per_pc <= self.rrefd:
+                raise ValueError(
+                    f"per-bank refresh: rrefd = {self.rrefd}, but a pseudo-channel refreshes a bank every {self.refi} / {self.banks_per_pc} cycles "
+                    f"(refi / banks): no ACT would ever be legal. refi of at least {self.banks_per_pc * (self.rrefd + 1)} is needed."
+                )
+            if self.refi // self.banks <= self.pre_cycles:
+                raise ValueError(
+                    f"per-bank refresh: pre_cycles = {self.pre_cycles}, but the channel refreshes a bank every {self.refi} / {self.banks} cycles "
+                    f"(refi / banks): the row bus would never be free. refi of at least {self.banks * (self.pre_cycles + 1)} is needed."
+                )
 
     @property
     def banks_per_pc(self) -> int:
