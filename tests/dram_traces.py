@@ -92,16 +92,15 @@ def random_case(seed: int, timing: ChannelTiming, number: int, *, fuzz: bool = F
         timing = fuzzed(rng, timing)
     refreshes = ["none"] + ["all-bank"] * (timing.rfc > 0) + ["per-bank"] * (timing.rfcpb > 0)
     pattern = str(rng.choice(PATTERNS))
-    timing = dataclasses.replace(
-        timing,
-        queue=int(rng.choice([1, 2, 3, 8, 16, 32, 64, int(rng.integers(1, 65))])),
-        page=str(rng.choice(["open", "closed"])),
-        refresh=str(rng.choice(refreshes)),
-    )
-    if fuzz and timing.refresh == "per-bank":
-        # More frequent refreshes than this leave no cycle to activate a bank in: the rules put refresh first.
-        least = 2 * timing.banks * (timing.rrefd + timing.rrds + timing.pre_cycles)
-        timing = dataclasses.replace(timing, refi=max(timing.refi, least))
+    policy = {
+        "queue": int(rng.choice([1, 2, 3, 8, 16, 32, 64, int(rng.integers(1, 65))])),
+        "page": str(rng.choice(["open", "closed"])),
+        "refresh": str(rng.choice(refreshes)),
+    }
+    if fuzz and policy["refresh"] == "per-bank":
+        # More frequent refreshes than this leave few cycles to activate a bank in: the rules put refresh first.
+        policy["refi"] = max(timing.refi, 2 * timing.banks * (timing.rrefd + timing.rrds + timing.pre_cycles))
+    timing = dataclasses.replace(timing, **policy)
     trace, share = random_trace(rng, pattern, number, timing.banks)
     ports, ratio, fifo = 0, Fraction(1), 1
     if rng.random() < 0.4:
