@@ -9,8 +9,10 @@ import sys
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("triton")
+
+import torch
 
 from headrace.kernels.check import INTERPRETER, Case, backend, first_difference, random_weights, reference
 from headrace.kernels.generate import CONSTANTS, generate, linear_shapes

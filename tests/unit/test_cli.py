@@ -31,7 +31,7 @@ def run(capsys, *arguments):
         (["--nosuch"], "--nosuch"),
         (["machines", "nosuch"], "nosuch"),
         (["machines", "show"], "NAME_OR_PATH"),
-        (["machines", "show", "nosuch"], "'nosuch' is not known; allowed: micro, nano"),
+        (["machines", "show", "nosuch"], "'nosuch' is not known; allowed: micro, milli, nano"),
         (["machines", "show", "./nosuch.yaml"], "'./nosuch.yaml' is not a file"),
         (["machines", "show", "nano", "--set", "memory.port=3"], "unknown path 'memory.port'"),
         (["machines", "show", "nano", "--set", "memory.ports"], "must read path=value"),

@@ -139,7 +139,7 @@ def test_power_is_held_against_the_boards_tdp(capsys, how):
         (["embedded", "nano", "--context", "513"], "context = 513; model embedded on machine nano allows 1 to 512"),
         (["embedded", "nano", "--prefill", "500", "--decode", "500"], "context = 1000"),
         (["embedded", "nano", "--batch", "0"], "--batch"),
-        (["embedded", "nosuch"], "'nosuch' is not known; allowed: micro, nano"),
+        (["embedded", "nosuch"], "'nosuch' is not known; allowed: micro, milli, nano"),
         (["nosuch", "nano"], "models: 'nosuch' is not known"),
         (["embedded", "nano", "--scheme", "nosuch"], "schemes: 'nosuch' is not known"),
         (["embedded", "nano", "--set", "scheme.kv_bits=4"], "kv_bits = 4; machines of version 1 allow 8"),
@@ -147,9 +147,11 @@ def test_power_is_held_against_the_boards_tdp(capsys, how):
         (["embedded", "nano", "--set", "memory.port=2"], "unknown path 'memory.port'"),
         (
             ["llama2-7b", "nano"],
-            "model llama2-7b does not fit machine nano: even the shortest context (16 tokens) needs 9533 vector buffer rows (305,056 bytes) of "
-            "buffers.vector_rows = 4096 (131,072 bytes) and 2256 activation buffer slices (36,096 bytes) of buffers.activation_slices = 1024 "
-            "(16,384 bytes); and its weights alone take 4,",
+            (
+                "model llama2-7b does not fit machine nano: even the shortest context (16 tokens) needs 9533 vector buffer rows (305,056 bytes) of "
+                "buffers.vector_rows = 4096 (131,072 bytes) and 2256 activation buffer slices (36,096 bytes) of buffers.activation_slices = 1024 "
+                "(16,384 bytes); and its weights alone take 4,"
+            ),
         ),
         (["embedded", "nano", "--set", "board.price_usd=1"], "--set board.price_usd=1: only describes the board and changes no result; allowed are name, lut, ff, dsp"),
         (["llama2-7b", "nano"], "bytes of memory, where 2 ports of board u280 reach 536,870,912"),
