@@ -11,6 +11,8 @@ iteration: NOPs seed them, and NOPs after the loop drain what the last iteration
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from headrace.hw.isa import TOKEN_LIMIT, Instruction, Op, Queue
 
 _NOP = {Queue.LD: Op.LD_NOP, Queue.ST: Op.ST_NOP, Queue.MV: Op.MV_NOP, Queue.VEC: Op.VEC_NOP, Queue.SYS: Op.SYS_NOP}
@@ -50,41 +52,56 @@ class Item:
         return replace(self, instruction=instruction)
 
 
-def _meet(left, right) -> bool:
-    return any(a.overlaps(b) for a in left for b in right)
+class _LastAccess:
+    """For every queue, the last item that read and that wrote each place. Places are the stretches between all bounds of the items' regions."""
 
+    def __init__(self, items: list[Item]) -> None:
+        bounds = defaultdict(set)
+        regions = {region for item in items for region in (*item.reads, *item.writes)}
+        for region in regions:
+            bounds[region.storage] |= {region.lo, region.hi}
+        place = {}
+        for storage, values in bounds.items():
+            for bound in sorted(values):
+                place[storage, bound] = len(place)
+        self._slice = {region: slice(place[region.storage, region.lo], place[region.storage, region.hi]) for region in regions}
+        self._read = {queue: np.full(len(place), -1) for queue in Queue}
+        self._written = {queue: np.full(len(place), -1) for queue in Queue}
 
-def _depends(later: Item, earlier: Item) -> bool:
-    return (
-        _meet(later.reads, earlier.writes) or _meet(later.writes, earlier.reads) or _meet(later.writes, earlier.writes)
-    )
+    def written(self, queue: Queue, regions: tuple[Region, ...]) -> int:
+        """The last item of `queue` that wrote into one of `regions`, -1 for none."""
+        return max((int(self._written[queue][self._slice[region]].max(initial=-1)) for region in regions), default=-1)
 
+    def dependence(self, queue: Queue, item: Item) -> int:
+        """The last item of `queue` that `item` must follow: it wrote what `item` reads or writes, or read what `item` writes."""
+        read = max((int(self._read[queue][self._slice[region]].max(initial=-1)) for region in item.writes), default=-1)
+        return max(read, self.written(queue, item.reads + item.writes))
 
-def _refuse_own_read(item: Item, earlier: list[Item]) -> None:
-    """LD and MV start an instruction before the last has completed; their writes are in order, so only a read of one would be wrong."""
-    if item.queue in (Queue.LD, Queue.MV) and any(_meet(item.reads, other.writes) for other in earlier):
-        raise ValueError(f"{item.instruction.comment or item.instruction.op.name} reads what its own queue may not have written yet")
+    def add(self, number: int, item: Item) -> None:
+        for region in item.reads:
+            self._read[item.queue][self._slice[region]] = number
+        for region in item.writes:
+            self._written[item.queue][self._slice[region]] = number
 
 
 def _edges(items: list[Item]) -> list[tuple[int, int]]:
     """Pruned edges (i, j) in program order: item j must start after item i has completed."""
-    by_queue: dict[Queue, list[int]] = defaultdict(list)
+    last = _LastAccess(items)
     covered: dict[tuple[Queue, Queue], int] = defaultdict(lambda: -1)
     edges = []
     for j, item in enumerate(items):
-        for queue, earlier in by_queue.items():
-            if queue == item.queue:
-                _refuse_own_read(item, [items[i] for i in earlier])
-                continue
-            floor = covered[queue, item.queue]
-            for i in reversed(earlier):
-                if i <= floor:
-                    break
-                if _depends(item, items[i]):
-                    edges.append((i, j))
-                    covered[queue, item.queue] = i
-                    break
-        by_queue[item.queue].append(j)
+        own = item.queue
+        # LD and MV start an instruction before the last has completed; their writes are in order, so only a read of one would be wrong.
+        if own in (Queue.LD, Queue.MV) and last.written(own, item.reads) >= 0:
+            raise ValueError(f"{item.instruction.comment or item.instruction.op.name} reads what its own queue may not have written yet")
+        if item.reads or item.writes:
+            for queue in Queue:
+                if queue != own:
+                    i = last.dependence(queue, item)
+                    if i > covered[queue, own]:
+                        edges.append((i, j))
+                        covered[queue, own] = i
+        last.add(j, item)
     return edges
 
 

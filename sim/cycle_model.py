@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from headrace.hw.isa import INSTRUCTION_BYTES, Instruction, Op, Operand, Queue
 from headrace.hw.machine import LANES, Machine
 from headrace.mapping.image import table_words
 from headrace.mapping.placement import linear_words, round_up
-from headrace.mapping.plan import Addresses, Plan, rope_words, unplaced
+from headrace.mapping.plan import Addresses, Plan, make_plan, rope_words, unplaced
 from headrace.mapping.program import generate
-from headrace.models.graph import LINEAR_NAMES
+from headrace.models.graph import LINEAR_NAMES, LlamaConfig
 from headrace.sim.cycle import CycleResult, simulate
 
 TABLE_SECTIONS = 16
@@ -48,24 +49,36 @@ def placed(plan: Plan) -> tuple[Addresses, int]:
     return addresses, base["program"]
 
 
+def program_of(plan: Plan) -> tuple[tuple[Instruction, ...], int]:
+    """(the compiler's program, its base word)."""
+    return _program_of(plan.config, plan.machine, tuple(sorted(plan.bits.items())), plan.context, plan.outputs)
+
+
+@lru_cache(maxsize=16)
+def _program_of(config: LlamaConfig, machine: Machine, bits: tuple[tuple[str, int], ...], context: int, outputs: int):
+    """The program does not depend on how far it runs, so many runs share one."""
+    plan = make_plan(config, machine, dict(bits), context, outputs)
+    addresses, base = placed(plan)
+    return tuple(generate(plan, addresses)), base
+
+
 def run_phases(plan: Plan, prompt: int, outputs: int, tokens: Sequence[int] = ()) -> CycleResult:
     """The whole program: `prompt` tokens in, `outputs` out. `tokens`: prompt and outputs, as far as they are known.
 
     Mark 0 starts the prefill, mark k ends the pass that gave output token k. Tokens decide which rows of the embedding are read, and so how
     their loads fall into bursts: a few cycles in a pass.
     """
-    addresses, base = placed(plan)
-    return simulate(generate(plan, addresses), plan.machine, (prompt, outputs), values=tokens, program_word=base)
+    program, base = program_of(plan)
+    return simulate(program, plan.machine, (prompt, outputs), values=tokens, program_word=base)
 
 
 def run_step(plan: Plan, context: int, token: int = 0) -> CycleResult:
     """One decode step at KV length `context` (at least 2), from the mark before it (id 0) to its own (id 1)."""
-    addresses, base = placed(plan)
-    program = step_program(generate(plan, addresses), context)
-    return simulate(program, plan.machine, (context - 1, 2), values=(token,), program_word=base)
+    program, base = program_of(plan)
+    return simulate(step_program(program, context), plan.machine, (context - 1, 2), values=(token,), program_word=base)
 
 
-def step_program(program: list[Instruction], context: int) -> list[Instruction]:
+def step_program(program: Sequence[Instruction], context: int) -> list[Instruction]:
     """The program as it is when output token 0 has just been marked and the step at `context` is next.
 
     Prologue, then the end of the position loop (copied behind the program, with the mark before it), then the position itself.

@@ -308,11 +308,10 @@ def _phase_cycles(plan: Plan, prompt: int, steps: int) -> tuple[float, np.ndarra
 
 def cycle_trace(config: LlamaConfig, bits: dict[str, int], machine: Machine, context: int) -> dict:
     """Every instruction of one decode step at `context` on the cycle simulator, as a Chrome trace."""
-    from headrace.sim.cycle_model import chrome_trace, placed, run_step, step_program
-    from headrace.mapping.program import generate
+    from headrace.sim.cycle_model import chrome_trace, program_of, run_step, step_program
 
     plan = make_plan(config, machine, bits, context, 1)
-    program = step_program(generate(plan, placed(plan)[0]), context)
+    program = step_program(program_of(plan)[0], context)
     return chrome_trace(run_step(plan, context), program, machine, name=f"{config.name} on {machine.name}, step at context {context}")
 
 
