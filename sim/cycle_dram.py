@@ -9,13 +9,15 @@ import numpy as np
 from numba import njit
 
 from headrace.hw.dram_ports import ADDRESS_QUEUE, READ_RING, WRITE_RING, DramPorts
-from headrace.sim.dram_core import CHANNEL, FAR, PLACE_MASK, REQUEST_SHIFT, ROW_SHIFT, RULES, channels, cycle, enter, next_cycle, rules
+from headrace.sim.dram_core import BANK_MASK, CHANNEL, FAR, PLACE_MASK, REQUEST_SHIFT, ROW_SHIFT, RULES, channels, cycle, enter, next_cycle, rules
 
+BURST = 16
+"""Beats that a burst has at most, none of which crosses a multiple of it."""
 MERGE_EVERY = 64
 """Core cycles between two looks whether channels have come together again."""
 
 PORT = np.dtype(
-    [(name, "i8") for name in ("base", "r_valid", "busy", "left", "address", "level", "q_head", "q_tail", "r_head", "r_tail", "r_sent")]
+    [(name, "i8") for name in ("base_bank", "r_valid", "left", "address", "high", "next_at", "level", "q_head", "q_tail", "r_head", "r_tail", "r_sent")]
     + [(name, "i8") for name in ("w_level", "wq_head", "wq_tail", "w_tail", "w_sent", "b_head", "b_tail")]
     + [(name, "i8", (ADDRESS_QUEUE,)) for name in ("q_due", "q_address", "q_beats", "wq_due", "wq_key")]
     + [(name, "i8", (READ_RING,)) for name in ("ring_key", "ring_from", "ring_done")]
@@ -23,7 +25,7 @@ PORT = np.dtype(
 )
 """A port. Counters run on, a place is a counter modulo its ring: r_tail beats were put into the read ring, r_sent have entered the channel, r_head
 have moved to R; w_tail, w_sent, b_tail, b_head: writes put into the write ring, entered, completed, answered. Keys are row and bank as in a
-queue of the channel; from: the command cycle from which an entry may enter; done: the completion cycle, FAR while it is not known."""
+queue of the channel, high: that of the burst without its lowest bits; next_at: the core cycle in which the next beat may be put in; from: the command cycle from which an entry may enter; done: the completion cycle, FAR while it is not known."""
 
 BRIDGE = np.dtype([("turn", "i8"), ("entered", "i8")])
 """Between ports and channel. entered: requests so far, the next one's age. The tag of a request is its port and, below bit 16, its place."""
@@ -32,8 +34,10 @@ CLOCK = np.dtype(
     [(name, "i8") for name in ("p", "q", "phase", "last", "latency", "pcs", "ports", "channels", "active", "symmetric", "merge_in", "changed")]
     + [(name, "i8") for name in ("read_lag", "write_lag", "fields")]
     + [(name, "i8", (8,)) for name in ("mask", "bits", "up")]
+    + [("now", "i8"), ("low", "i8", (BURST,))]
 )
-"""last: T(n) of docs/memory.md. active: channels that are stepped. mask, bits, up: of a field of the address, its bits and where they go in a key."""
+"""last: T(n) of docs/memory.md. active: channels that are stepped. mask, bits, up: of a field of the address, its bits and where they go in a key; low: the keys of the
+lowest bits of an address."""
 
 
 def create(parameters: DramPorts | None, *, symmetric: bool):
@@ -57,8 +61,9 @@ def create(parameters: DramPorts | None, *, symmetric: bool):
         clock["bits"][0, i], clock["mask"][0, i], clock["up"][0, i] = bits, 0 if name == "column" else (1 << bits) - 1, max(at[name], 0)
         at[name] += bits
     ports = np.zeros(parameters.ports, PORT)
-    ports["base"] = np.arange(parameters.ports) % t.pcs * t.banks_per_pc
+    ports["base_bank"] = np.arange(parameters.ports) % t.pcs * t.banks_per_pc
     ports["ring_done"] = FAR
+    clock["low"][0] = [key_of(clock[0], beat, 0) for beat in range(BURST)]
     of = np.zeros(count, np.int64) if symmetric else np.arange(count)
     return clock, rules(t), channels(t, count), np.zeros(count, BRIDGE), ports, np.arange(count), of, np.zeros(parameters.ports, np.int64)
 
@@ -74,99 +79,108 @@ def key_of(clock, beat, base):
 
 
 @njit(cache=True, error_model="numpy")
+def flow(c, p, bridge, ports, first, pcs, until, horizon):
+    """Command cycles of an empty channel as long as nothing but reads of open rows enters, each of which has its RD in the next cycle: what
+    `cycle` and `enter` would do, without their searches. horizon: a refresh becomes due in this cycle."""
+    t = c.t
+    open_row, group_of, pc_of = c.open_row, p.group_of, p.pc_of
+    while t <= until and t + 2 < horizon:
+        i = 1 if pcs == 2 and (bridge.turn == 1 or bridge.turn == 2) else 0
+        chosen = False
+        soon = FAR
+        for _ in range(pcs):
+            port = ports[first + i]
+            if port.r_sent != port.r_tail:
+                since = port.ring_from[port.r_sent & (READ_RING - 1)]
+                if since <= t:
+                    chosen = True
+                    break
+                soon = min(soon, since)
+            i = pcs - 1 - i
+        if not chosen:
+            t = min(soon, min(until + 1, horizon - 2))
+            continue
+        port = ports[first + i]
+        place = port.r_sent & (READ_RING - 1)
+        key = port.ring_key[place]
+        b = key & BANK_MASK
+        group, pc = group_of[b], pc_of[b]
+        if open_row[b] != key >> ROW_SHIFT or max(c.column_free, max(c.column_ok[0, b], max(c.group_ok[0, group], c.pc_ok[0, pc]))) > t + 1:
+            break
+        port.r_sent += 1
+        bridge.entered += 1
+        bridge.turn = 2 * i + 1
+        t += 1
+        c.group_ok[0, group] = max(c.group_ok[0, group], t + p.ccdl)
+        c.pc_ok[0, pc] = max(c.pc_ok[0, pc], t + p.ccds)
+        c.pc_ok[1, pc] = max(c.pc_ok[1, pc], t + p.rtw)
+        c.pre_ok[b] = max(c.pre_ok[b], t + p.rtp)
+        c.column_free = t + p.column_cycles
+        if p.one_bus:
+            c.row_free = c.column_free
+        c.counts[2] += 1
+        port.ring_done[place] = t + p.cl + p.bl
+    c.t = t
+
+
+@njit(cache=True, error_model="numpy")
 def advance(c, p, bridge, ports, first, pcs, until):
     """Command cycles of a channel up to `until`; its ports are `first` and those after it."""
     sources = 2 * pcs
-    tag = -1
-    pending = -1  # a read that entered in the cycle before, into an empty channel, and hits an open row: issued without a search
-    head, tail, open_row = c.head, c.tail, c.open_row
+    head, tail = c.head, c.tail
     while c.t <= until:
+        if tail[0] == head[0] and tail[1] == head[1] and c.slots_used == 0 and c.write_mode == 0 and c.refab_pending == 0 and c.refpb_bank < 0:
+            writes = False
+            for i in range(first, first + pcs):
+                writes = writes or ports[i].w_sent != ports[i].w_tail
+            if not writes and p.closed_page == 0 and p.queue > 1:
+                flow(c, p, bridge, ports, first, pcs, until, c.refab_due if p.refresh == 1 else c.refpb_due if p.refresh == 2 else FAR)
+                if c.t > until:
+                    return
         t = c.t
-        quick = (
-            tail[0] == head[0] and tail[1] == head[1] and c.slots_used == 0 and c.write_mode == 0 and c.refab_pending == 0 and c.refpb_bank < 0
-            and (p.refresh == 0 or (p.refresh == 1 and c.refab_due > t + 1) or (p.refresh == 2 and c.refpb_due > t + 1))
-            and p.closed_page == 0 and p.queue > 1
-        )  # fmt: skip
         read_room = tail[0] - head[0] < p.queue
         write_room = tail[1] - head[1] < p.queue
-        moved = False
-        if quick:
-            if pending >= 0:
-                b = pending & 0xFF
-                group, pc = p.group_of[b], p.pc_of[b]
-                c.group_ok[0, group] = max(c.group_ok[0, group], t + p.ccdl)
-                c.pc_ok[0, pc] = max(c.pc_ok[0, pc], t + p.ccds)
-                c.pc_ok[1, pc] = max(c.pc_ok[1, pc], t + p.rtw)
-                c.pre_ok[b] = max(c.pre_ok[b], t + p.rtp)
-                c.column_free = t + p.column_cycles
-                if p.one_bus:
-                    c.row_free = c.column_free
-                c.counts[2] += 1
-                ports[first + (tag >> 16)].ring_done[tag & 0xFFFF] = t + p.cl + p.bl
-                pending = -1
-                moved = True
-        else:
-            done, written, moved = cycle(c, p)
-            if done >= 0:
-                port = ports[first + (done >> 16)]
-                if written:
-                    port.b_done[port.b_tail & (WRITE_RING - 1)] = t + p.cwl + p.bl
-                    port.b_tail += 1
-                else:
-                    port.ring_done[done & 0xFFFF] = t + p.cl + p.bl
+        done, written, moved = cycle(c, p)
+        if done >= 0:
+            port = ports[first + (done >> 16)]
+            if written:
+                port.b_done[port.b_tail & (WRITE_RING - 1)] = t + p.cwl + p.bl
+                port.b_tail += 1
+            else:
+                port.ring_done[done & 0xFFFF] = t + p.cl + p.bl
         wake = FAR
         source = bridge.turn
         for _ in range(sources):
             port = ports[first + (source >> 1)]
             write = source & 1
             if write == 0:
-                waits = port.r_sent != port.r_tail
+                waits = read_room and port.r_sent != port.r_tail
                 place = port.r_sent & (READ_RING - 1)
                 since = port.ring_from[place]
-                room = read_room
             else:
-                waits = port.w_sent != port.w_tail
+                waits = write_room and port.w_sent != port.w_tail
                 place = port.w_sent & (WRITE_RING - 1)
                 since = port.w_from[place]
-                room = write_room
             after = source + 1 if source + 1 < sources else 0
-            if waits and room:
+            if waits:
                 if since <= t:
-                    number = bridge.entered
-                    bridge.entered = number + 1
-                    tag = (source >> 1) << 16 | place
-                    bridge.turn = after
-                    moved = True
                     if write:
                         port.w_sent += 1
                         key = port.w_key[place]
                     else:
                         port.r_sent += 1
                         key = port.ring_key[place]
-                    b = key & 0xFF
-                    if quick and write == 0 and open_row[b] == key >> ROW_SHIFT:
-                        ok = max(c.column_ok[0, b], max(c.group_ok[0, p.group_of[b]], c.pc_ok[0, p.pc_of[b]]))
-                        refresh_clear = (p.refresh == 0) or (p.refresh == 1 and c.refab_due > t + 2) or (p.refresh == 2 and c.refpb_due > t + 2)
-                        if t < until and max(ok, c.column_free) <= t + 1 and refresh_clear:
-                            pending = b
-                            break
-                    enter(c, p, number, tag, key >> ROW_SHIFT, b, write == 1)
+                    enter(c, p, bridge.entered, (source >> 1) << 16 | place, key >> ROW_SHIFT, key & BANK_MASK, write == 1)
+                    bridge.entered += 1
+                    bridge.turn = after
+                    moved = True
                     break
                 wake = min(wake, since)
             source = after
         if moved:
             c.t = t + 1
             continue
-        if quick:
-            # Nothing waits: until an entry may enter, or a refresh.
-            if p.refresh == 1:
-                wake = min(wake, c.refab_due - 1)
-            elif p.refresh == 2:
-                wake = min(wake, c.refpb_due - 1)
-            c.t = max(t + 1, min(wake, until + 1))
-            continue
-        if wake < c.wake:
-            c.wake = wake
+        c.wake = min(c.wake, wake)
         c.t = max(t + 1, min(next_cycle(c, p), until + 1))
 
 
@@ -232,9 +246,9 @@ def same(memory, lanes, a, b):
         u, v, m, n = ports[a * clock.pcs + i], ports[b * clock.pcs + i], lanes[a * clock.pcs + i], lanes[b * clock.pcs + i]
         if m.young != n.young or m.ripe != n.ripe or m.ar_valid != n.ar_valid:
             return False
-        if u.r_valid != v.r_valid or u.busy != v.busy or u.level != v.level or u.r_head != v.r_head or u.r_tail != v.r_tail or u.r_sent != v.r_sent:
+        if u.r_valid != v.r_valid or u.left != v.left or not late(u.next_at, v.next_at, clock.now) or u.level != v.level or u.r_head != v.r_head or u.r_tail != v.r_tail or u.r_sent != v.r_sent:
             return False
-        if u.busy and (u.left != v.left or u.address != v.address):
+        if u.left and u.address != v.address:
             return False
         if u.q_head != v.q_head or u.q_tail != v.q_tail:
             return False
@@ -358,7 +372,7 @@ def still(memory, most):
     for j in range(clock.active):
         for i in range(active[j] * pcs, (active[j] + 1) * pcs):
             port = ports[i]
-            if port.r_valid or port.busy or port.level or port.w_level or port.w_tail != port.b_head:
+            if port.r_valid or port.left or port.level or port.w_level or port.w_tail != port.b_head:
                 return 0
             waits = waits or port.r_head != port.r_tail
     if not waits:
@@ -404,6 +418,7 @@ def step(memory, lanes, ar_address, ar_beats, now, counters, reads_at, writes_at
     clock.last += ticks
     clock.phase += ticks * clock.p - clock.q
     last = clock.last
+    clock.now = now
     waiting = False
     answers = 0
     for j in range(clock.active):
@@ -421,7 +436,7 @@ def step(memory, lanes, ar_address, ar_beats, now, counters, reads_at, writes_at
             lane.arrived = port.r_valid
             # R, and B.
             place = port.r_head & (READ_RING - 1)
-            port_room = port.r_tail - port.r_head < READ_RING
+            port_room = READ_RING - (port.r_tail - port.r_head)
             if port.r_head != port.r_tail and port.ring_done[place] < last:
                 port.ring_done[place] = FAR
                 port.r_head += 1
@@ -446,7 +461,7 @@ def step(memory, lanes, ar_address, ar_beats, now, counters, reads_at, writes_at
                     wrote = 1
                     place = port.wq_tail & (ADDRESS_QUEUE - 1)
                     port.wq_due[place] = now + clock.latency
-                    port.wq_key[place] = key_of(clock, lane.aw_address, port.base)
+                    port.wq_key[place] = key_of(clock, lane.aw_address, port.base_bank)
                     port.wq_tail += 1
                     port.w_level += 1
             lane.wrote = wrote
@@ -456,19 +471,27 @@ def step(memory, lanes, ar_address, ar_beats, now, counters, reads_at, writes_at
             if lane.ar_valid == 1 and not ready:
                 waiting = True
             lane.taken = 1 if taken else 0
-            if port_room and (port.busy == 1 or (port.level and port.q_due[port.q_head & (ADDRESS_QUEUE - 1)] <= now)):
-                if port.busy == 0:
-                    place = port.q_head & (ADDRESS_QUEUE - 1)
-                    port.address, port.left = port.q_address[place], port.q_beats[place]
-                    port.q_head += 1
-                    port.level -= 1
-                place = port.r_tail & (READ_RING - 1)
-                port.ring_key[place] = key_of(clock, port.address, port.base)
-                port.ring_from[place] = last + 1
-                port.r_tail += 1
-                port.address += 1
-                port.left -= 1
-                port.busy = 1 if port.left else 0
+            if port.left == 0 and port.level and port.q_due[port.q_head & (ADDRESS_QUEUE - 1)] <= now and port.next_at <= now:
+                place = port.q_head & (ADDRESS_QUEUE - 1)
+                port.address, port.left = port.q_address[place], port.q_beats[place]
+                port.high = key_of(clock, port.address & -BURST, port.base_bank)
+                port.q_head += 1
+                port.level -= 1
+            if port.left and port_room > 0:
+                # All that is left, one beat a core cycle from now on, if the ring has room for it: nothing can come between.
+                beats = port.left if port_room >= port.left else 1
+                since, phase = last + 1, clock.phase
+                for _ in range(beats):
+                    place = port.r_tail & (READ_RING - 1)
+                    port.ring_key[place] = port.high + clock.low[port.address & (BURST - 1)]
+                    port.ring_from[place] = since
+                    port.r_tail += 1
+                    port.address += 1
+                    ticks = (clock.q - phase + clock.p - 1) // clock.p
+                    since += ticks
+                    phase += ticks * clock.p - clock.q
+                port.left -= beats
+                port.next_at = now + beats
             if taken:
                 place = port.q_tail & (ADDRESS_QUEUE - 1)
                 port.q_due[place], port.q_address[place], port.q_beats[place] = now + clock.latency, ar_address, ar_beats

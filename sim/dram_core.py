@@ -12,7 +12,7 @@ from numba import njit
 from headrace.hw.memory_timing import MAX_BANKS, PAGES, REFRESHES, ChannelTiming
 
 FAR = 1 << 60
-QUEUE_ROOM = 512
+QUEUE_ROOM = 128
 """Entries of the array in which a queue slides upwards, before it is moved back to the start."""
 
 REQUEST_SHIFT = 32
