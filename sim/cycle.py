@@ -16,7 +16,7 @@ from headrace.hw.dram_ports import DramPorts
 from headrace.sim import cycle_dram, cycle_memory
 from headrace.sim.cycle_kernel import BOOT_LOADS, HALTED, REGISTERS, WATCHDOG, run
 from headrace.sim.cycle_sfu import DEPENDENCY, DRAIN, timeline
-from headrace.sim.cycle_state import GROUP, LANE, LD, MV, QUEUE, SEQUENCER, SFU, ST, ST_RING, sizes
+from headrace.sim.cycle_state import GROUP, LD, MV, QUEUE, SEQUENCER, SFU, ST, ST_RING, sizes
 from headrace.sim.cycle_stream import Program, dynamic_stream
 
 HOST_WRITE_CYCLES = 2
@@ -106,9 +106,9 @@ def simulate(
     dram = cycle_dram.create(DramPorts.of(machine) if machine.memory.dram else None, symmetric=symmetric)
     state, rings = _state(k)
     if machine.memory.dram:
-        cycle_dram.pass_by(dram, ahead)
+        cycle_dram.pass_by(dram[0], ahead)
     else:
-        cycle_memory.pass_by(fixed, ahead)
+        cycle_memory.pass_by(fixed[0], ahead)
     status, culprit, cycles = run(
         k, state, fixed, dram, rings, (coded.flags, coded.wait, coded.release),
         (op, pc, operands, taken, _padded(loads), _padded(products), offsets, lengths, marks, _before(marks, DEPENDENCY), _before(marks, DRAIN)),
@@ -165,8 +165,8 @@ def _state(k: np.ndarray):
         return np.zeros(count, np.int64)
 
     group = np.zeros(1, GROUP)
-    group["count"], group["lane"][0, :ports] = ports, np.arange(ports)
-    state = sequencer, queues, ld, mv, st, sfu, np.zeros(4, cycle_memory.FIFO), np.zeros(ports, LANE), group
+    group["count"], group["order"][0, :ports] = ports, np.arange(ports)
+    state = sequencer, queues, ld, mv, st, sfu, np.zeros(4, cycle_memory.FIFO), group
     rings = (
         np.zeros((4, int(size["queue_depth"])), np.int64), np.zeros((4, int(size["in_flight"])), np.int64), row(ST_RING),
         np.zeros((5, 5), np.int64), row(5), np.full(5, -1), row(5),

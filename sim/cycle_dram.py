@@ -9,6 +9,7 @@ import numpy as np
 from numba import njit
 
 from headrace.hw.dram_ports import ADDRESS_QUEUE, READ_RING, WRITE_RING, DramPorts
+from headrace.hw.machine import MAX_PORTS
 from headrace.sim.dram_core import BANK_MASK, CHANNEL, FAR, PLACE_MASK, REQUEST_SHIFT, ROW_SHIFT, RULES, channels, cycle, enter, next_cycle, rules
 
 BURST = 16
@@ -30,58 +31,63 @@ queue of the channel, high: that of the burst without its lowest bits; next_at: 
 BRIDGE = np.dtype([("turn", "i8"), ("entered", "i8")])
 """Between ports and channel. entered: requests so far, the next one's age. The tag of a request is its port and, below bit 16, its place."""
 
-CLOCK = np.dtype(
-    [(name, "i8") for name in ("p", "q", "phase", "last", "latency", "pcs", "ports", "channels", "active", "symmetric", "merge_in", "changed")]
-    + [(name, "i8") for name in ("read_lag", "write_lag", "fields")]
+DRAM = np.dtype(
+    [(name, "i8") for name in ("p", "q", "whole", "rest", "phase", "last", "now", "latency", "pcs", "channels", "active", "symmetric", "merge_in")]
+    + [(name, "i8") for name in ("changed", "read_lag", "write_lag", "fields")]
     + [(name, "i8", (8,)) for name in ("mask", "bits", "up")]
-    + [("now", "i8"), ("low", "i8", (BURST,))]
+    + [("low", "i8", (BURST,))]
+    + [(name, "i8", (MAX_PORTS,)) for name in ("order", "of", "apart")]
+    + [("rules", RULES), ("bridge", BRIDGE, (MAX_PORTS,)), ("channel", CHANNEL, (MAX_PORTS,)), ("port", PORT, (MAX_PORTS,))]
 )
-"""last: T(n) of docs/memory.md. active: channels that are stepped. mask, bits, up: of a field of the address, its bits and where they go in a key; low: the keys of the
-lowest bits of an address."""
+"""All of it, as one record: numba counts references of arrays at every call, of records not. last: T(n) of docs/memory.md; whole, rest: of q / p.
+order: the channels, of which the first `active` are stepped; of: the channel that stands for each; apart: read beats of a port beyond those of the
+port that stands for it. mask, bits, up: of a field of the address, its bits and where they go in a key; low: keys of an address's lowest bits."""
 
 
-def create(parameters: DramPorts | None, *, symmetric: bool):
-    """(clock CLOCK [1], rules [1], channels, bridges, ports, active, of, apart).
-
-    active int64 [C]: the channels that are stepped, the first `clock.active` of it. of int64 [C]: the channel that stands for each. apart int64 [P]:
-    read beats of a port beyond those of the port that stands for it.
-    """
-    if parameters is None:  # the loop's arguments have one type for both kinds of memory
-        return tuple(np.zeros(1, kind) for kind in (CLOCK, RULES, CHANNEL, BRIDGE, PORT)) + tuple(np.zeros(1, np.int64) for _ in range(3))
-    t, count = parameters.timing, parameters.channels
-    clock = np.zeros(1, CLOCK)
+def create(parameters: DramPorts | None, *, symmetric: bool) -> np.ndarray:
+    """DRAM [1] after reset; without parameters the record of a machine that has none."""
+    memory = np.zeros(1, DRAM)
+    if parameters is None:
+        return memory
+    m, t, count = memory[0], parameters.timing, parameters.channels
     at = {"bank": ROW_SHIFT - 8, "bank_group": (t.banks_per_group - 1).bit_length(), "row": ROW_SHIFT, "column": -1}
     for name, value in (
-        ("p", parameters.p), ("q", parameters.q), ("last", -1), ("latency", parameters.latency), ("pcs", t.pcs), ("ports", parameters.ports),
-        ("channels", count), ("active", 1 if symmetric else count), ("symmetric", symmetric), ("merge_in", MERGE_EVERY),
-        ("changed", 1), ("read_lag", t.cl + t.bl), ("write_lag", min(t.cl, t.cwl) + t.bl), ("fields", len(parameters.fields)),
+        ("p", parameters.p), ("q", parameters.q), ("whole", parameters.q // parameters.p), ("rest", parameters.q % parameters.p), ("last", -1),
+        ("latency", parameters.latency), ("pcs", t.pcs), ("channels", count), ("active", 1 if symmetric else count), ("symmetric", symmetric),
+        ("merge_in", MERGE_EVERY), ("changed", 1), ("read_lag", t.cl + t.bl), ("write_lag", min(t.cl, t.cwl) + t.bl),
+        ("fields", len(parameters.fields)),
     ):  # fmt: skip
-        clock[name] = value
+        m[name] = value
     for i, (name, bits) in enumerate(parameters.fields):
-        clock["bits"][0, i], clock["mask"][0, i], clock["up"][0, i] = bits, 0 if name == "column" else (1 << bits) - 1, max(at[name], 0)
+        m["bits"][i], m["mask"][i], m["up"][i] = bits, 0 if name == "column" else (1 << bits) - 1, max(at[name], 0)
         at[name] += bits
-    ports = np.zeros(parameters.ports, PORT)
+    m["rules"] = rules(t)[0]
+    m["channel"][:count] = channels(t, count)
+    ports = m["port"][: parameters.ports]
     ports["base_bank"] = np.arange(parameters.ports) % t.pcs * t.banks_per_pc
     ports["ring_done"] = FAR
-    clock["low"][0] = [key_of(clock[0], beat, 0) for beat in range(BURST)]
-    of = np.zeros(count, np.int64) if symmetric else np.arange(count)
-    return clock, rules(t), channels(t, count), np.zeros(count, BRIDGE), ports, np.arange(count), of, np.zeros(parameters.ports, np.int64)
+    m["low"] = [key_of(memory[0], beat, 0) for beat in range(BURST)]
+    m["order"] = np.arange(MAX_PORTS)
+    m["of"] = 0 if symmetric else np.arange(MAX_PORTS)
+    return memory
 
 
 @njit(cache=True, error_model="numpy")
-def key_of(clock, beat, base):
+def key_of(m, beat, base):
     """A port's beat address as row and bank of its channel."""
     key = 0
-    for i in range(clock.fields):
-        key |= (beat & clock.mask[i]) << clock.up[i]
-        beat >>= clock.bits[i]
+    for i in range(m.fields):
+        key |= (beat & m.mask[i]) << m.up[i]
+        beat >>= m.bits[i]
     return key + base
 
 
 @njit(cache=True, error_model="numpy")
-def flow(c, p, bridge, ports, first, pcs, until, horizon):
+def flow(m, number, until, horizon):
     """Command cycles of an empty channel as long as nothing but reads of open rows enters, each of which has its RD in the next cycle: what
     `cycle` and `enter` would do, without their searches. horizon: a refresh becomes due in this cycle."""
+    c, p, bridge, ports, pcs = m.channel[number], m.rules, m.bridge[number], m.port, m.pcs
+    first = number * pcs
     t = c.t
     open_row, group_of, pc_of = c.open_row, p.group_of, p.pc_of
     while t <= until and t + 2 < horizon:
@@ -124,8 +130,10 @@ def flow(c, p, bridge, ports, first, pcs, until, horizon):
 
 
 @njit(cache=True, error_model="numpy")
-def advance(c, p, bridge, ports, first, pcs, until):
-    """Command cycles of a channel up to `until`; its ports are `first` and those after it."""
+def advance(m, number, until):
+    """Command cycles of a channel up to `until`."""
+    c, p, bridge, ports, pcs = m.channel[number], m.rules, m.bridge[number], m.port, m.pcs
+    first = number * pcs
     sources = 2 * pcs
     head, tail = c.head, c.tail
     while c.t <= until:
@@ -134,7 +142,7 @@ def advance(c, p, bridge, ports, first, pcs, until):
             for i in range(first, first + pcs):
                 writes = writes or ports[i].w_sent != ports[i].w_tail
             if not writes and p.closed_page == 0 and p.queue > 1:
-                flow(c, p, bridge, ports, first, pcs, until, c.refab_due if p.refresh == 1 else c.refpb_due if p.refresh == 2 else FAR)
+                flow(m, number, until, c.refab_due if p.refresh == 1 else c.refpb_due if p.refresh == 2 else FAR)
                 if c.t > until:
                     return
         t = c.t
@@ -185,46 +193,44 @@ def advance(c, p, bridge, ports, first, pcs, until):
 
 
 @njit(cache=True, error_model="numpy")
-def part(memory, lanes, counters, reads_at, source, number):
+def part(m, group, source, number):
     """Channel `number` is stepped on its own from now on; so far `source` stood for it."""
-    clocks, _, chans, bridges, ports, active, of, apart = memory
-    clock = clocks[0]
-    chans[number] = chans[source]
-    bridges[number] = bridges[source]
-    for i in range(clock.pcs):
-        ours, theirs = number * clock.pcs + i, source * clock.pcs + i
+    ports, lanes, apart = m.port, group.lane, m.apart
+    m.channel[number] = m.channel[source]
+    m.bridge[number] = m.bridge[source]
+    for i in range(m.pcs):
+        ours, theirs = number * m.pcs + i, source * m.pcs + i
+        writes = lanes[ours].writes
         ports[ours] = ports[theirs]
         lanes[ours] = lanes[theirs]
-        if reads_at >= 0:
-            counters[reads_at + ours] = counters[reads_at + theirs] + apart[ours]
+        lanes[ours].writes = writes
+        lanes[ours].reads += apart[ours]
         apart[ours] = 0
-    of[number] = number
-    active[clock.active] = number
-    clock.active += 1
-    clock.changed = 1
+    m.of[number] = number
+    m.order[m.active] = number
+    m.active += 1
+    m.changed = 1
 
 
 @njit(cache=True, error_model="numpy")
-def touch(memory, lanes, counters, reads_at, i):
+def touch(m, group, i):
     """Port `i` is about to get a write: its channel leaves those that are in the same state."""
-    clocks, _, _, _, _, _, of, apart = memory
-    clock = clocks[0]
-    number = i // clock.pcs
+    of, lanes = m.of, group.lane
+    number = i // m.pcs
     stands = of[number]
     if stands != number:
-        part(memory, lanes, counters, reads_at, stands, number)
+        part(m, group, stands, number)
         return
     heir = -1
-    for other in range(clock.channels):
+    for other in range(m.channels):
         if other != number and of[other] == number:
             if heir < 0:
                 heir = other
-                part(memory, lanes, counters, reads_at, number, other)
+                part(m, group, number, other)
             else:
                 of[other] = heir
-                for j in range(clock.pcs):  # counted from the heir's beats, which are the old ones
-                    theirs = number * clock.pcs + j
-                    apart[other * clock.pcs + j] += counters[reads_at + theirs] - counters[reads_at + heir * clock.pcs + j] if reads_at >= 0 else 0
+                for j in range(m.pcs):
+                    m.apart[other * m.pcs + j] += lanes[number * m.pcs + j].reads - lanes[heir * m.pcs + j].reads
 
 
 @njit(cache=True, error_model="numpy")
@@ -233,20 +239,20 @@ def late(a, b, t):
 
 
 @njit(cache=True, error_model="numpy")
-def same(memory, lanes, a, b):
+def same(m, group, a, b):
     """Whether two channels, both advanced to the same cycle and without writes, and their ports are in the same state but for times that are over."""
-    clocks, rule, chans, bridges, ports, _, _, _ = memory
-    clock, p, x, y = clocks[0], rule[0], chans[a], chans[b]
+    p, x, y, bridges, ports, lanes = m.rules, m.channel[a], m.channel[b], m.bridge, m.port, group.lane
     t = x.t
     if x.t != y.t or x.refab_pending != y.refab_pending or x.refpb_bank != y.refpb_bank or bridges[a].turn != bridges[b].turn:
         return False
     if x.slots_used != y.slots_used or x.tail[0] - x.head[0] != y.tail[0] - y.head[0] or x.write_mode != y.write_mode:
         return False
-    for i in range(clock.pcs):
-        u, v, m, n = ports[a * clock.pcs + i], ports[b * clock.pcs + i], lanes[a * clock.pcs + i], lanes[b * clock.pcs + i]
-        if m.young != n.young or m.ripe != n.ripe or m.ar_valid != n.ar_valid:
+    for i in range(m.pcs):
+        u, v = ports[a * m.pcs + i], ports[b * m.pcs + i]
+        f, g = lanes[a * m.pcs + i], lanes[b * m.pcs + i]
+        if f.young != g.young or f.ripe != g.ripe or f.ar_valid != g.ar_valid:
             return False
-        if u.r_valid != v.r_valid or u.left != v.left or not late(u.next_at, v.next_at, clock.now) or u.level != v.level or u.r_head != v.r_head or u.r_tail != v.r_tail or u.r_sent != v.r_sent:
+        if u.r_valid != v.r_valid or u.left != v.left or not late(u.next_at, v.next_at, m.now) or u.level != v.level or u.r_head != v.r_head or u.r_tail != v.r_tail or u.r_sent != v.r_sent:
             return False
         if u.left and u.address != v.address:
             return False
@@ -262,7 +268,7 @@ def same(memory, lanes, a, b):
                 return False
             if not late(u.ring_done[place], v.ring_done[place], t - 1):
                 return False
-    for j in range(clock.pcs):
+    for j in range(m.pcs):
         if not (late(x.pc_act_ok[j], y.pc_act_ok[j], t) and late(x.pc_pre_ok[j], y.pc_pre_ok[j], t)):
             return False
         if not (late(x.pc_refpb_ok[j], y.pc_refpb_ok[j], t) and late(x.pc_refab_ok[j], y.pc_refab_ok[j], t)):
@@ -297,141 +303,128 @@ def same(memory, lanes, a, b):
 
 
 @njit(cache=True, error_model="numpy")
-def writes_nothing(memory, lanes, number):
-    clocks, _, chans, _, ports, _, _, _ = memory
-    clock, c = clocks[0], chans[number]
-    for i in range(number * clock.pcs, (number + 1) * clock.pcs):
+def writes_nothing(m, group, number):
+    c, ports, lanes = m.channel[number], m.port, group.lane
+    for i in range(number * m.pcs, (number + 1) * m.pcs):
         if lanes[i].aw_valid or ports[i].w_level or ports[i].w_tail != ports[i].b_head:
             return False
     return c.tail[1] == c.head[1]
 
 
 @njit(cache=True, error_model="numpy")
-def merge(memory, lanes, counters, reads_at):
+def merge(m, group):
     """From time to time: channels that are again in the state of the first that is stepped are no longer stepped."""
-    clocks, rule, chans, bridges, ports, active, of, apart = memory
-    clock = clocks[0]
-    clock.merge_in -= 1
-    if clock.merge_in > 0 or clock.symmetric == 0:
+    m.merge_in -= 1
+    if m.merge_in > 0 or m.symmetric == 0:
         return
-    clock.merge_in = MERGE_EVERY
-    first = active[0]
-    if not writes_nothing(memory, lanes, first):
+    m.merge_in = MERGE_EVERY
+    order, of, lanes, pcs = m.order, m.of, group.lane, m.pcs
+    first = order[0]
+    if not writes_nothing(m, group, first):
         return
-    pcs = clock.pcs
-    advance(chans[first], rule[0], bridges[first], ports, first * pcs, pcs, clock.last - 1)
+    advance(m, first, m.last - 1)
     kept = 1
-    for j in range(1, clock.active):
-        number = active[j]
+    for j in range(1, m.active):
+        number = order[j]
         gone = False
-        if writes_nothing(memory, lanes, number):
-            advance(chans[number], rule[0], bridges[number], ports, number * pcs, pcs, clock.last - 1)
-            gone = same(memory, lanes, first, number)
+        if writes_nothing(m, group, number):
+            advance(m, number, m.last - 1)
+            gone = same(m, group, first, number)
         if not gone:
-            active[kept] = number
+            order[kept] = number
             kept += 1
             continue
-        for other in range(clock.channels):
+        for other in range(m.channels):
             if of[other] == number:
                 of[other] = first
                 for i in range(pcs):
-                    if reads_at >= 0:
-                        apart[other * pcs + i] += counters[reads_at + number * pcs + i] - counters[reads_at + first * pcs + i]
-    if kept < clock.active:
-        clock.active = kept
-        clock.changed = 1
+                    m.apart[other * pcs + i] += lanes[number * pcs + i].reads - lanes[first * pcs + i].reads
+    if kept < m.active:
+        m.active = kept
+        m.changed = 1
 
 
 @njit(cache=True, error_model="numpy")
-def stepped_lanes(memory, group):
+def stepped_lanes(m, group):
     """The lanes of the channels that are stepped, for the units."""
-    clock, active = memory[0][0], memory[5]
-    group.count = clock.active * clock.pcs
+    group.count = m.active * m.pcs
     for j in range(group.count):
-        group.lane[j] = active[j // clock.pcs] * clock.pcs + j % clock.pcs
+        group.order[j] = m.order[j // m.pcs] * m.pcs + j % m.pcs
 
 
 @njit(cache=True, error_model="numpy")
-def finish(memory, counters, reads_at):
+def finish(m, group):
     """Read beats of the ports that others stood for."""
-    clocks, _, _, _, _, _, of, apart = memory
-    clock = clocks[0]
-    for number in range(clock.channels):
-        if of[number] != number:
-            for i in range(clock.pcs):
-                counters[reads_at + number * clock.pcs + i] = counters[reads_at + of[number] * clock.pcs + i] + apart[number * clock.pcs + i]
+    for number in range(m.channels):
+        if m.of[number] != number:
+            for i in range(m.pcs):
+                ours = number * m.pcs + i
+                group.lane[ours].reads = group.lane[m.of[number] * m.pcs + i].reads + m.apart[ours]
 
 
 @njit(cache=True, error_model="numpy")
-def still(memory, most):
+def still(m, most):
     """How many of the next `most` core cycles pass before a port does anything, if nothing is asked of any in them."""
-    clocks, rule, chans, bridges, ports, active, _, _ = memory
-    clock = clocks[0]
-    pcs = clock.pcs
+    pcs, ports = m.pcs, m.port
     waits = False
-    for j in range(clock.active):
-        for i in range(active[j] * pcs, (active[j] + 1) * pcs):
+    for j in range(m.active):
+        for i in range(m.order[j] * pcs, (m.order[j] + 1) * pcs):
             port = ports[i]
             if port.r_valid or port.left or port.level or port.w_level or port.w_tail != port.b_head:
                 return 0
             waits = waits or port.r_head != port.r_tail
     if not waits:
         return most
-    # Column commands come at least `read_lag` before their completion: no channel gets ahead of what the core may still ask.
-    end = clock.last + (most * clock.q - clock.phase + clock.p - 1) // clock.p
-    until = clock.last - 1
+    # Column commands come `read_lag` before their completion, so no channel gets ahead of what the core may still ask.
+    end = m.last + (most * m.q - m.phase + m.p - 1) // m.p
+    until = m.last - 1
     while True:
         found = FAR
-        for j in range(clock.active):
-            number = active[j]
-            advance(chans[number], rule[0], bridges[number], ports, number * pcs, pcs, until)
-            for i in range(number * pcs, (number + 1) * pcs):
+        for j in range(m.active):
+            advance(m, m.order[j], until)
+            for i in range(m.order[j] * pcs, (m.order[j] + 1) * pcs):
                 if ports[i].r_head != ports[i].r_tail:
                     found = min(found, ports[i].ring_done[ports[i].r_head & (READ_RING - 1)])
         if found < FAR:
-            # The first core cycle m from now with T > found.
-            ahead = found + 1 - clock.last
-            m = ((ahead - 1) * clock.p + clock.phase) // clock.q + 1 if ahead > 0 else 1
-            return min(most, m - 1)
-        until += clock.read_lag - 4
+            # The first core cycle from now, counted from 1, with T > found.
+            ahead = found + 1 - m.last
+            first = ((ahead - 1) * m.p + m.phase) // m.q + 1 if ahead > 0 else 1
+            return min(most, first - 1)
+        until += m.read_lag - 4
         if until >= end:
             return most
 
 
 @njit(cache=True, error_model="numpy")
-def pass_by(memory, cycles):
+def pass_by(m, cycles):
     """Core cycles in which nothing happens."""
-    clock = memory[0][0]
-    ticks = (cycles * clock.q - clock.phase + clock.p - 1) // clock.p
-    clock.last += ticks
-    clock.phase += ticks * clock.p - cycles * clock.q
+    ticks = (cycles * m.q - m.phase + m.p - 1) // m.p
+    m.last += ticks
+    m.phase += ticks * m.p - cycles * m.q
 
 
 @njit(cache=True, error_model="numpy")
-def step(memory, lanes, ar_address, ar_beats, now, counters, reads_at, writes_at):
-    """One core cycle of all ports that are stepped. reads_at, writes_at: places of their beats in `counters`, or -1. Gives (a port has not taken a
-    read address, write answers)."""
-    clocks, rule, chans, bridges, ports, active, _, _ = memory
-    clock, p = clocks[0], rule[0]
-    due = clock.q - clock.phase
-    ticks = (due + clock.p - 1) // clock.p
-    clock.last += ticks
-    clock.phase += ticks * clock.p - clock.q
-    last = clock.last
-    clock.now = now
+def step(m, group, ar_address, ar_beats, now, count):
+    """One core cycle of all ports that are stepped; count: 1 where beats are counted. Gives (a port has not taken a read address, write answers)."""
+    ports, lanes, order = m.port, group.lane, m.order
+    # Command cycles until the core's next tick: q // p, or one more. The phase is below p after a tick.
+    early = m.phase >= m.rest
+    m.last += m.whole if early else m.whole + 1
+    m.phase -= m.rest if early else m.rest - m.p
+    last = m.last
+    m.now = now
     waiting = False
     answers = 0
-    for j in range(clock.active):
-        number = active[j]
-        c = chans[number]
-        first = number * clock.pcs
-        lag = clock.read_lag
-        for i in range(first, first + clock.pcs):
+    for j in range(m.active):
+        number = order[j]
+        first = number * m.pcs
+        lag = m.read_lag
+        for i in range(first, first + m.pcs):
             if ports[i].w_tail != ports[i].b_head:
-                lag = clock.write_lag
-        if c.t <= last - 1 - lag:
-            advance(c, p, bridges[number], ports, first, clock.pcs, last - 1)
-        for i in range(first, first + clock.pcs):
+                lag = m.write_lag
+        if m.channel[number].t <= last - 1 - lag:
+            advance(m, number, last - 1)
+        for i in range(first, first + m.pcs):
             port, lane = ports[i], lanes[i]
             lane.arrived = port.r_valid
             # R, and B.
@@ -460,8 +453,8 @@ def step(memory, lanes, ar_address, ar_beats, now, counters, reads_at, writes_at
                 if accept:
                     wrote = 1
                     place = port.wq_tail & (ADDRESS_QUEUE - 1)
-                    port.wq_due[place] = now + clock.latency
-                    port.wq_key[place] = key_of(clock, lane.aw_address, port.base_bank)
+                    port.wq_due[place] = now + m.latency
+                    port.wq_key[place] = key_of(m, lane.aw_address, port.base_bank)
                     port.wq_tail += 1
                     port.w_level += 1
             lane.wrote = wrote
@@ -474,30 +467,30 @@ def step(memory, lanes, ar_address, ar_beats, now, counters, reads_at, writes_at
             if port.left == 0 and port.level and port.q_due[port.q_head & (ADDRESS_QUEUE - 1)] <= now and port.next_at <= now:
                 place = port.q_head & (ADDRESS_QUEUE - 1)
                 port.address, port.left = port.q_address[place], port.q_beats[place]
-                port.high = key_of(clock, port.address & -BURST, port.base_bank)
+                port.high = key_of(m, port.address & -BURST, port.base_bank)
                 port.q_head += 1
                 port.level -= 1
             if port.left and port_room > 0:
                 # All that is left, one beat a core cycle from now on, if the ring has room for it: nothing can come between.
                 beats = port.left if port_room >= port.left else 1
-                since, phase = last + 1, clock.phase
+                since, phase = last + 1, m.phase
                 for _ in range(beats):
                     place = port.r_tail & (READ_RING - 1)
-                    port.ring_key[place] = port.high + clock.low[port.address & (BURST - 1)]
+                    port.ring_key[place] = port.high + m.low[port.address & (BURST - 1)]
                     port.ring_from[place] = since
                     port.r_tail += 1
                     port.address += 1
-                    ticks = (clock.q - phase + clock.p - 1) // clock.p
-                    since += ticks
-                    phase += ticks * clock.p - clock.q
+                    early = phase >= m.rest
+                    since += m.whole if early else m.whole + 1
+                    phase -= m.rest if early else m.rest - m.p
                 port.left -= beats
                 port.next_at = now + beats
             if taken:
                 place = port.q_tail & (ADDRESS_QUEUE - 1)
-                port.q_due[place], port.q_address[place], port.q_beats[place] = now + clock.latency, ar_address, ar_beats
+                port.q_due[place], port.q_address[place], port.q_beats[place] = now + m.latency, ar_address, ar_beats
                 port.q_tail += 1
                 port.level += 1
-            if reads_at >= 0:
-                counters[reads_at + i] += lane.arrived
-                counters[writes_at + i] += wrote
+            if count:
+                lane.reads += lane.arrived
+                lane.writes += wrote
     return waiting, answers

@@ -100,7 +100,7 @@ def _loop(source: str):
         if len(source) == 0:  # keeps `source` in the closure, and so in the key of the disk cache
             return -1, 0, 0
         k = sizes[0]
-        sequencers, queues, lds, mvs, sts, sfus, fifos, lanes, groups = state
+        sequencers, queues, lds, mvs, sts, sfus, fifos, groups = state
         s, ld, mv, st, sfu = sequencers[0], lds[0], mvs[0], sts[0], sfus[0]
         raw, loads, rows, writes = fifos[0], fifos[1], fifos[2], fifos[3]
         group = groups[0]
@@ -110,7 +110,7 @@ def _loop(source: str):
         dispatch_at, start_at, retire_at = times
         ports_n = k.ports
         with_dram = k.dram == 1
-        clock = dram[0][0]
+        memory, m = fixed[0], dram[0]
         cycle = 0
         status = -1
         culprit = SYS
@@ -122,18 +122,18 @@ def _loop(source: str):
         while status < 0:
             running = s.running == 1
             # ---- memory: sees AR, AW and W in registers ----
-            reads_at, writes_at = (BEATS, BEATS + ports_n) if running else (-1, -1)
+            count = 1 if running else 0
             if with_dram:
-                if clock.active > 1:
-                    cycle_dram.merge(dram, lanes, counters, reads_at)
+                if m.active > 1:
+                    cycle_dram.merge(m, group)
                 if writes.ripe > 0 and st.unanswered != k.st_writes:
-                    cycle_dram.touch(dram, lanes, counters, reads_at, st_ring[st.ring_read] & (ports_n - 1))
-                waiting, answers = cycle_dram.step(dram, lanes, ld.ar_address, ld.ar_beats, now, counters, reads_at, writes_at)
-                if clock.changed == 1:
-                    clock.changed = 0
-                    cycle_dram.stepped_lanes(dram, group)
+                    cycle_dram.touch(m, group, st_ring[st.ring_read] & (ports_n - 1))
+                waiting, answers = cycle_dram.step(m, group, ld.ar_address, ld.ar_beats, now, count)
+                if m.changed == 1:
+                    m.changed = 0
+                    cycle_dram.stepped_lanes(m, group)
             else:
-                waiting, answers = cycle_memory.step_all(fixed, lanes, ld.ar_address, ld.ar_beats, now, counters, reads_at, writes_at)
+                waiting, answers = cycle_memory.step_all(memory, group, ld.ar_beats, now, count)
             # ---- buffers' ports: SFU first, then MV, LD; or MV, ST, control ----
             use = 0
             if sfu.running == 1:
@@ -321,7 +321,7 @@ def _loop(source: str):
             st_active = st.running == 1
             raw_room = fifo_level(raw) < k.raw_fifo
             to_raw, to_sys, next_load, ld_stall, moving = ld_step(
-                ld, k, loads, lanes, group, ld_taken >= 0, waiting, raw_room, sys_word_ready, ld_vb_ready, ld_ab_ready
+                ld, k, loads, group, ld_taken >= 0, waiting, raw_room, sys_word_ready, ld_vb_ready, ld_ab_ready
             )
             if ld_taken >= 0:
                 ld_accept(ld, ld_order[ld_taken], op, operands)
@@ -340,7 +340,7 @@ def _loop(source: str):
             st_stall = STALL_NONE
             if st_active or st_accept >= 0 or st.done == 1:
                 moving = True
-                st_stall = st_step(st, k, writes, st_ring, op, operands, st_accept, st_vb_ready, st_ab_ready, lanes, group, answers)
+                st_stall = st_step(st, k, writes, st_ring, op, operands, st_accept, st_vb_ready, st_ab_ready, group, answers)
             moving = moving or raw.young != 0
             fifo_step(raw, to_raw, word)
             if running:
@@ -421,12 +421,12 @@ def _loop(source: str):
                 if sfu.running == 1:
                     most = min(most, sfu.start + sfu.length - cycle)
                 if most > 0:
-                    most = cycle_dram.still(dram, most) if with_dram else cycle_memory.still(fixed, most)
+                    most = cycle_dram.still(m, most) if with_dram else cycle_memory.still(memory, most)
                 if most > 0:
                     if with_dram:
-                        cycle_dram.pass_by(dram, most)
+                        cycle_dram.pass_by(m, most)
                     else:
-                        cycle_memory.pass_by(fixed, most)
+                        cycle_memory.pass_by(memory, most)
                     counters[SYS_FIRST + activity] += most
                     for q in range(4):
                         counters[counted[q]] += most
@@ -443,7 +443,9 @@ def _loop(source: str):
                     now += most
         counters[CYCLES] = cycle
         if with_dram:
-            cycle_dram.finish(dram, counters, BEATS)
+            cycle_dram.finish(m, group)
+        for i in range(ports_n):
+            counters[BEATS + i], counters[BEATS + ports_n + i] = group.lane[i].reads, group.lane[i].writes
         # Active is what is busy and not stalled.
         counters[VEC_BUSY + 1] = counters[VEC_BUSY] - counters[VEC_BUSY + 2] - counters[VEC_BUSY + 3]
         return status, culprit, cycle

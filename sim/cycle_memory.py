@@ -8,7 +8,7 @@ with the addresses (apart, because it is rare and the loop is hot). Rules here a
 import numpy as np
 from numba import njit
 
-from headrace.hw.machine import Machine
+from headrace.hw.machine import MAX_PORTS, Machine
 from headrace.hw.sim_memory import MemoryTiming
 from headrace.hw.stream_fifo import StreamFifo
 
@@ -23,7 +23,12 @@ PORT = np.dtype(
     + [(name, "i8") for name in ("head_due", "head_beats", "answer_due")]
     + [(f"{fifo}_{place}", "i8") for fifo in ("reads", "answers") for place in FIFO.names]
 )
-TIMING = np.dtype([(name, "i8") for name in ("p", "q", "read_latency", "trefi", "trfc", "queue")])
+QUEUE_BURSTS = 64
+FIXED = np.dtype(
+    [(name, "i8") for name in ("count", "p", "q", "read_latency", "trefi", "trfc", "queue")]
+    + [("port", PORT, (MAX_PORTS,)), ("ring", "i8", (MAX_PORTS, 3, QUEUE_BURSTS))]
+)
+"""The whole memory as one record: timing, ports, and what their queues hold (when due, beats; of writes, when due)."""
 
 READ, WRITE, ANSWER, ENTER, TAKE = 1, 2, 4, 8, 16
 """Bits of what a port did in a cycle: moved a read beat (on R in the next cycle), took a write, gave a write's response, took a read address,
@@ -32,15 +37,16 @@ QUEUES = WRITE | ANSWER | ENTER | TAKE
 """After any of these the port's queues have moved: `move_queues`."""
 
 
-def create(machine: Machine) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(ports PORT [P], timing TIMING [1], rings int64 [P, 3, queue]) after reset."""
+def create(machine: Machine) -> np.ndarray:
+    """FIXED [1] after reset."""
     t = MemoryTiming.of(machine)
-    ports = np.zeros(t.ports, PORT)
-    for k in range(t.ports):
-        ports[k]["since"] = (-t.refresh_start(k)) % t.trefi
-    timing = np.zeros(1, TIMING)
-    timing[0] = (t.p, t.q, t.read_latency, t.trefi, t.trfc, t.queue_bursts)
-    return ports, timing, np.zeros((t.ports, 3, t.queue_bursts), np.int64)
+    memory = np.zeros(1, FIXED)
+    for name, value in (
+        ("count", t.ports), ("p", t.p), ("q", t.q), ("read_latency", t.read_latency), ("trefi", t.trefi), ("trfc", t.trfc), ("queue", t.queue_bursts),
+    ):  # fmt: skip
+        memory[name] = value
+    memory["port"]["since"][0, : t.ports] = [(-t.refresh_start(k)) % t.trefi for k in range(t.ports)]
+    return memory
 
 
 @njit(cache=True, error_model="numpy")
@@ -103,8 +109,9 @@ def step(port, timing, now, ar_valid, w_valid):
 
 
 @njit(cache=True, error_model="numpy")
-def move_queues(port, timing, rings, i, now, done, ar_address, ar_beats, w_address):
-    """What port `i` keeps of addresses after a cycle that did `done`. Addresses are port-local beats, not used by this model."""
+def move_queues(port, timing, i, now, done, ar_beats):
+    """What port `i` keeps of its queues after a cycle that did `done`. Addresses have no part in this model."""
+    rings = timing.ring
     last = timing.queue - 1
     if done & ENTER:
         # A beat read in cycle c stands on R in c + 1: due one cycle before its latency is over.
@@ -123,46 +130,44 @@ def move_queues(port, timing, rings, i, now, done, ar_address, ar_beats, w_addre
 
 
 @njit(cache=True, error_model="numpy")
-def step_all(memory, lanes, ar_address, ar_beats, now, counters, reads_at, writes_at):
-    """One cycle of all ports. reads_at, writes_at: places of their beats in `counters`, or -1. Gives (a port has not taken a read address, write
-    answers)."""
-    ports, timings, rings = memory
-    timing = timings[0]
+def step_all(m, group, ar_beats, now, count):
+    """One cycle of all ports; count: 1 where beats are counted. Gives (a port has not taken a read address, write answers)."""
+    ports, lanes = m.port, group.lane
     answers = 0
     waiting = False
-    for i in range(ports.size):
+    for i in range(m.count):
         port, lane = ports[i], lanes[i]
-        ready = ar_ready(port, timing)
+        ready = ar_ready(port, m)
         lane.taken = 1 if ready and lane.ar_valid == 1 else 0
         if lane.ar_valid == 1 and not ready:
             waiting = True
         lane.arrived = port.r_valid
-        did = step(port, timing, now, lane.ar_valid == 1, lane.aw_valid == 1)
+        did = step(port, m, now, lane.ar_valid == 1, lane.aw_valid == 1)
         if did & QUEUES:
-            move_queues(port, timing, rings, i, now, did, ar_address, ar_beats, lane.aw_address)
+            move_queues(port, m, i, now, did, ar_beats)
         lane.wrote = 1 if did & WRITE else 0
         if did & ANSWER:
             answers += 1
-        if reads_at >= 0:
-            counters[reads_at + i] += lane.arrived
-            counters[writes_at + i] += lane.wrote
+        if count:
+            lane.reads += lane.arrived
+            lane.writes += lane.wrote
     return waiting, answers
 
 
 @njit(cache=True, error_model="numpy")
-def still(memory, most):
+def still(m, most):
     """How many of the next `most` cycles pass before a port does anything, if nothing is asked of any in them."""
-    for port in memory[0]:
+    for i in range(m.count):
+        port = m.port[i]
         if port.r_valid or port.busy or port.reads_ripe or port.reads_young or port.answers_ripe or port.answers_young:
             return 0
     return most
 
 
 @njit(cache=True, error_model="numpy")
-def pass_by(memory, cycles):
+def pass_by(m, cycles):
     """Cycles in which nothing is asked of the memory and nothing is under way."""
-    ports, timings, _ = memory
-    timing = timings[0]
-    for port in ports:
-        port.since = (port.since + cycles) % timing.trefi
-        port.phase = (port.phase + cycles * timing.p) % timing.q
+    for i in range(m.count):
+        port = m.port[i]
+        port.since = (port.since + cycles) % m.trefi
+        port.phase = (port.phase + cycles * m.p) % m.q

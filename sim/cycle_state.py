@@ -37,8 +37,9 @@ SIZES = _record(
     "vb_stages pairs_per_stripe st_fifo st_writes"
 )
 
-LANE = _record("ar_valid aw_valid aw_address taken arrived wrote young ripe")
-"""A port on the machine's side: LD's and ST's registers, what the memory does in this cycle, and LD's FIFO of beats."""
+LANE = _record("ar_valid aw_valid aw_address taken arrived wrote young ripe reads writes")
+"""A port on the machine's side: LD's and ST's registers, what the memory does in this cycle, LD's FIFO of beats, and the beats
+read and written so far."""
 SEQUENCER = _record("running x x_valid next state answer redirect boot boot_index boot_left boot_finished quiet")
 QUEUE = _record("head behind ring_read ring_write count oldest newest kept")
 LD = _record(
@@ -64,8 +65,8 @@ MV = _record(
 ST = _record("running start issuing room command op source index length heads place head stripe pipe ring_read ring_write unanswered done")
 SFU = _record("running start length offset")
 
-GROUP = np.dtype([("count", "i8"), ("lane", "i8", (MAX_PORTS,))])
-"""The lanes that are stepped: all, or those of the channels that stand for others (sim/cycle_dram.py)."""
+GROUP = np.dtype([("count", "i8"), ("order", "i8", (MAX_PORTS,)), ("lane", LANE, (MAX_PORTS,))])
+"""All lanes. Those that are stepped are the first `count` of `order`: all, or those of the channels that stand for others (sim/cycle_dram.py)."""
 
 ST_RING = 32
 """Places of stores between request and port: more than FIFO_BEATS."""

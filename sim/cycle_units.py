@@ -25,12 +25,12 @@ def burst_finishes(ld, k, waiting):
 
 
 @njit(cache=True, error_model="numpy")
-def ld_step(ld, k, loads, lanes, group, accept, waiting, weights_ready, sys_ready, vb_ready, ab_ready):
+def ld_step(ld, k, loads, group, accept, waiting, weights_ready, sys_ready, vb_ready, ab_ready):
     """One cycle of LdUnit. accept: a command is taken in this cycle; `ld_accept` follows. waiting: a port has not taken the last burst.
-    group: the lanes that are stepped (LANES).
 
     Gives (word to the raw FIFO, word to boot, the receiver takes its next command: `ld_next` follows, stall or STALL_NONE, whether anything moved).
     """
+    lanes = group.lane
     # Issue.
     issue, ends_run, beats = burst_finishes(ld, k, waiting)
     if issue:
@@ -48,7 +48,7 @@ def ld_step(ld, k, loads, lanes, group, accept, waiting, weights_ready, sys_read
     moving = issue
     joined = True
     for j in range(group.count):
-        lane = lanes[group.lane[j]]
+        lane = lanes[group.order[j]]
         lane.ar_valid = 1 if issue or (lane.ar_valid == 1 and lane.taken == 0) else 0
         moving = moving or lane.ar_valid == 1 or lane.young != 0 or lane.arrived == 1
         if lane.ripe == 0:
@@ -86,7 +86,7 @@ def ld_step(ld, k, loads, lanes, group, accept, waiting, weights_ready, sys_read
     moving = moving or moved or (available and kind != WEIGHTS) or accept or loads.young != 0 or next_load or finish or ld.done == 1
     fifo_step(loads, accept, next_load)
     for j in range(group.count):
-        lane = lanes[group.lane[j]]
+        lane = lanes[group.order[j]]
         fifo_step(lane, lane.arrived == 1, pop)
     return to_raw, to_sys, next_load, stall, moving
 
@@ -328,8 +328,9 @@ def mv_describe(mv, k, stages, orders, flags, pc, operands):
 
 
 @njit(cache=True, error_model="numpy")
-def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, lanes, group, answers):
+def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, group, answers):
     """One cycle of StUnit. accept: the command taken in this cycle, or -1. Gives its stall or STALL_NONE."""
+    lanes = group.lane
     from_vb = st.op == Op.STV or st.op == Op.STS
     go = st.issuing == 1 and st.room != 0
     request = go and (vb_ready if from_vb else ab_ready)
@@ -345,7 +346,7 @@ def st_step(st, k, fifo, ring, op, operands, accept, vb_ready, ab_ready, lanes, 
     send = fifo.ripe > 0 and st.unanswered != k.st_writes
     target = ring[st.ring_read] & (k.ports - 1)
     for j in range(group.count):
-        i = group.lane[j]
+        i = group.order[j]
         lane = lanes[i]
         if send and i == target and (lane.aw_valid == 0 or lane.wrote == 1):
             pop = True
