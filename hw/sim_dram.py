@@ -318,15 +318,17 @@ class SimDram(wiring.Component):
 
 
 def core_clock(m: Module, config: DramPorts, *, dram_clk: Signal, rst: Signal) -> Signal:
-    """Adds the domains ``dram`` (clock `dram_clk`) and ``sync`` (the core's, made of it) to `m`, both with reset `rst`.
+    """Adds the domains ``dram`` (clock `dram_clk`) and ``sync`` (the core's, made of it) to `m`; both are reset by `rst`.
 
-    Returns the core's clock. `rst` changes on falling edges of it, and cycle 0 of both clocks begins at the last core's edge
-    that it is high on.
+    Returns the core's clock. `rst` changes on falling edges of it; cycle 0 of both clocks begins at its first rising edge after `rst` fell.
     """
     m.domains.sync = sync = ClockDomain()
     m.domains.dram = dram = ClockDomain()
-    m.submodules.clock = Instance("hr_sim_clock", p_P=config.p, p_Q=config.q, i_dram_clk=dram_clk, i_rst=rst, o_clk=sync.clk)
-    m.d.comb += [sync.rst.eq(rst), dram.rst.eq(rst), dram.clk.eq(dram_clk)]
+    reset = Signal()
+    m.submodules.clock = Instance(
+        "hr_sim_clock", p_P=config.p, p_Q=config.q, i_dram_clk=dram_clk, i_rst=rst, o_clk=sync.clk, o_reset=reset
+    )
+    m.d.comb += [sync.rst.eq(reset), dram.rst.eq(reset), dram.clk.eq(dram_clk)]
     return sync.clk
 
 

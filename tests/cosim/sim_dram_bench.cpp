@@ -98,8 +98,11 @@ int main(int argc, char** argv) {
         top.dram_clk = 0;
         top.eval();
         if (!tick) continue;
-        if (reset && --reset == 0) top.rst = 0;
-        if (reset) continue;
+        if (reset) {
+            top.rst = --reset > 1;  // counts from the next falling edge on
+            top.eval();
+            if (reset) continue;
+        }
 #define X(p) { \
             const Port& port = ports[p]; \
             top.ar_valid##p = port.read < port.reads.size() && port.reads[port.read].not_before <= cycle; \
