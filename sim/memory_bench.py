@@ -23,6 +23,7 @@ from headrace.hw.machine import Machine
 from headrace.hw.sim_memory import MemoryTiming, SimMemory, sim_memory_sources
 from headrace.hw.st_unit import StParameters, StUnit
 from headrace.hw.vector_buffer import VectorBuffer
+from headrace.models.errors import UserError
 from headrace.sim.verilate import build_executable
 
 BEAT_BYTES = 32
@@ -38,6 +39,8 @@ class MemoryBench(wiring.Component):
     """
 
     def __init__(self, machine: Machine, *, depth_beats: int):
+        if machine.memory.dram is not None:
+            raise UserError(f"machine {machine.name}: memory.dram = {machine.memory.dram!r}: this bench has the memory of fixed latency only; leave it unset")
         self.machine, self.depth_beats = machine, depth_beats
         self.ports = machine.memory.ports
         self.gate_count = 5 * self.ports + 4

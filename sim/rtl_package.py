@@ -44,7 +44,7 @@ The run: {prompt_tokens} prompt tokens, {outputs} output tokens.
 """
 
 
-SIMULATION_ONLY = (f"{SIMULATION}.v", "hr_sim_store.v", "hr_sim_trace.v", *dsp_sources())
+SIMULATION_ONLY = (f"{SIMULATION}.v", "hr_sim_store.v", "hr_sim_trace.v", "hr_sim_dram.v", "hr_sim_clock.v", *dsp_sources())
 """Of `sim_sources`; the rest is `top_sources` for synthesis."""
 
 
@@ -77,7 +77,10 @@ def _parameters(machine: Machine, manifest: Mapping, prompt_tokens: int, outputs
     }
     names = ("ARGUMENTS", "HEADER_WORD", "CONTROL", "STATUS", "ERROR", "ERROR_PC", "START_BIT", "SNAPSHOT_BIT")
     values |= {name: getattr(axil, name) for name in names}
-    return "".join(f"`define HR_{name} {value}\n" for name, value in values.items())
+    lines = [f"`define HR_{name} {value}\n" for name, value in values.items()]
+    if machine.memory.dram is not None:
+        lines.append("`define HR_DRAM_CLOCK\n")
+    return "".join(lines)
 
 
 def _hex_words(values: np.ndarray) -> bytes:

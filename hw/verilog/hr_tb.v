@@ -11,9 +11,15 @@
 module hr_tb;
     localparam SHOWN = 5;  // differences that are printed
 
-    reg clk = 0;
     reg rst = 1;
+`ifdef HR_DRAM_CLOCK  // the memory's command clock drives the machine's
+    reg dram_clk = 0;
+    wire clk;
+    always #1 dram_clk = ~dram_clk;
+`else
+    reg clk = 0;
     always #1 clk = ~clk;
+`endif
 
     reg aw_valid = 0, w_valid = 0, b_ready = 0, ar_valid = 0, r_ready = 0;
     reg [11:0] aw_address = 0, ar_address = 0;
@@ -23,6 +29,9 @@ module hr_tb;
     wire [33:0] r_payload;
 
     headrace_sim dut (
+`ifdef HR_DRAM_CLOCK
+        .dram_clk(dram_clk),
+`endif
         .clk(clk), .rst(rst), .irq(irq),
         .axil__aw__payload(aw_address), .axil__aw__valid(aw_valid), .axil__aw__ready(aw_ready),
         .axil__w__payload({4'hf, w_data}), .axil__w__valid(w_valid), .axil__w__ready(w_ready),

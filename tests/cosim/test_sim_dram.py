@@ -16,6 +16,7 @@ from headrace.hw.axi import ADDRESS_BITS
 from headrace.hw.dram_ports import DramPorts
 from headrace.hw.emit import to_verilog
 from headrace.hw.machine import load_machine
+from headrace.hw.ram import read_verilog
 from headrace.hw.sim_dram import SimDram, core_clock, sim_dram_sources
 from headrace.sim.verilate import build_executable
 
@@ -173,3 +174,114 @@ def compare(config: DramPorts, seed: int, folder: Path, *, reads: int = 150, wri
     print(f"seed {seed}: {config.preset}, p/q {config.p}/{config.q}, {beats} beats in {expected[-1][2]} core cycles")
     assert difference(config, events, expected) == ""
     return traffic, image, events
+
+
+def test_every_handshake_in_its_cycle(tmp_path):
+    config = config_of("u280-hbm2")
+    traffic, image, events = compare(config, 0, tmp_path)
+    # The comparison fails for a model that is off by one cycle.
+    for wrong in (
+        dataclasses.replace(config, latency=config.latency + 1),
+        dataclasses.replace(config, p=config.p + 1),
+        dataclasses.replace(config, timing=dataclasses.replace(config.timing, cwl=config.timing.cwl + 1)),
+    ):
+        assert difference(config, events, expected_events(wrong, traffic, image, limit=200_000)) != ""
+
+
+OTHERS = {
+    "ramulator2-hbm2-2000": ["clock_hz=6e8"],  # a core that asks for more than the channel gives
+    "ramulator2-hbm3-6400": ["memory.ports=4", "array.macs_per_cycle=256", "clock_hz=3e8"],  # per-bank refresh, two channels
+    "dramsys-hbm2": ["clock_hz=3.333e8"],
+    "ramulator2-gddr6-14000": ["clock_hz=1e9"],  # channels of one port
+    "dramsim3-lpddr4-8gb-x16-2400": [],  # one command bus
+    "ramulator2-hbm2-1600": ["clock_hz=8e8"],  # one clock: p/q = 1
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("preset", OTHERS)
+def test_other_channels(preset, tmp_path):
+    for seed in range(3):
+        compare(config_of(preset, *OTHERS[preset]), seed, tmp_path, reads=400, writes=800)
+
+
+@pytest.mark.nightly
+def test_many_seeds(tmp_path):
+    for seed in range(1, 20):
+        compare(config_of("u280-hbm2"), seed, tmp_path, reads=400, writes=800)
+
+
+class ClockBench(wiring.Component):
+    """A counter in each clock, and a register in each that takes over the other's counter at every tick of its own."""
+
+    dram_clk: In(1)
+    rst: In(1)
+    clk: Out(1)
+    core_cycle: Out(32)
+    command_cycle: Out(32)
+    core_saw: Out(32)
+    command_saw: Out(32)
+
+    def __init__(self, config: DramPorts):
+        self.config = config
+        super().__init__()
+
+    def elaborate(self, platform):
+        m = Module()
+        m.d.comb += self.clk.eq(core_clock(m, self.config, dram_clk=self.dram_clk, rst=self.rst))
+        m.d.sync += [self.core_cycle.eq(self.core_cycle + 1), self.core_saw.eq(self.command_cycle)]
+        m.d.dram += [self.command_cycle.eq(self.command_cycle + 1), self.command_saw.eq(self.core_cycle)]
+        return m
+
+
+CLOCK_MAIN = """
+#include <cstdio>
+#include "Vtop.h"
+int main() {
+    Vtop top;
+    int reset = 4;
+    top.rst = 1;
+    for (int step = 0; step < 20000; step++) {
+        top.dram_clk = 1;
+        top.eval();
+        const bool tick = top.clk;
+        std::printf("%d %u %u %u %u\\n", int(tick), top.core_cycle, top.command_cycle, top.core_saw, top.command_saw);
+        top.dram_clk = 0;
+        top.eval();
+        if (top.clk) return 1;
+        if (tick && reset && --reset == 0) top.rst = 0;
+        top.eval();
+        if (top.clk) return 1;
+    }
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize("clock_hz", [225e6, 0.9e9, 1e9])
+def test_edges_of_the_two_clocks_meet(clock_hz):
+    """Each side's registers see the other's as they were before the common edge, and both begin at cycle 0 together."""
+    config = config_of("ramulator2-hbm2-2000", f"clock_hz={clock_hz}")
+    sources = {"top.v": to_verilog(ClockBench(config), "top"), "hr_sim_clock.v": read_verilog("hr_sim_clock.v")}
+    executable = build_executable(sources, "top", CLOCK_MAIN, optimise="-O0")
+    result = subprocess.run([str(executable)], capture_output=True, text=True, check=True)
+    rows = np.array([[int(word) for word in line.split()] for line in result.stdout.splitlines()])
+    tick, core, command, core_saw, command_saw = rows.T
+    # After the edge with which command cycle t ends, the counters of both sides hold what begins.
+    start = int(np.flatnonzero(command == 1)[0])
+    phase = n = 0
+    last_core_saw = core_saw[start - 1]
+    assert core[start - 1] == command[start - 1] == 0 and tick[start - 1] == 1
+    for t, row in enumerate(range(start, len(rows))):
+        assert command[row] == t + 1
+        assert command_saw[row] == n  # core cycle n lies around command cycle t
+        phase += config.p
+        if phase >= config.q:
+            phase -= config.q
+            assert tick[row] == 1
+            last_core_saw = t  # t = T(n)
+            n += 1
+        else:
+            assert tick[row] == 0
+        assert core[row] == n and core_saw[row] == last_core_saw
+    assert n > 0.99 * len(rows) * config.p / config.q - 10
