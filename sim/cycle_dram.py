@@ -83,50 +83,111 @@ def key_of(m, beat, base):
 
 
 @njit(cache=True, error_model="numpy")
+def only_hits(m, number):
+    """Whether a channel holds nothing but reads of open rows, in its queue alone, so that no row command is wanted."""
+    c, ports = m.channel[number], m.port
+    if c.slots_used != 0 or c.write_mode != 0 or c.tail[1] != c.head[1] or c.refab_pending != 0 or c.refpb_bank >= 0 or m.rules.closed_page != 0:
+        return False
+    for i in range(number * m.pcs, (number + 1) * m.pcs):
+        if ports[i].w_sent != ports[i].w_tail:
+            return False
+    queues, open_row = c.queues, c.open_row
+    for place in range(c.head[0], c.tail[0]):
+        key = queues[0, place] & PLACE_MASK
+        if open_row[key & BANK_MASK] != key >> ROW_SHIFT:
+            return False
+    return True
+
+
+@njit(cache=True, error_model="numpy")
 def flow(m, number, until, horizon):
-    """Command cycles of an empty channel as long as nothing but reads of open rows enters, each of which has its RD in the next cycle: what
-    `cycle` and `enter` would do, without their searches. horizon: a refresh becomes due in this cycle."""
+    """Command cycles of a channel as long as it holds and gets only hits: what `cycle` and `enter` do then, without their other cases.
+
+    horizon: a refresh becomes due in this cycle. A read that enters an empty queue and may have its RD in the next cycle gets it at once.
+    """
     c, p, bridge, ports, pcs = m.channel[number], m.rules, m.bridge[number], m.port, m.pcs
     first = number * pcs
     t = c.t
-    open_row, group_of, pc_of = c.open_row, p.group_of, p.pc_of
+    open_row, group_of, pc_of, queues, tags = c.open_row, p.group_of, p.pc_of, c.queues, c.tags
+    column_ok, group_ok, pc_ok = c.column_ok, c.group_ok, c.pc_ok
     while t <= until and t + 2 < horizon:
-        i = 1 if pcs == 2 and (bridge.turn == 1 or bridge.turn == 2) else 0
-        chosen = False
+        head, tail = c.head[0], c.tail[0]
         soon = FAR
-        for _ in range(pcs):
-            port = ports[first + i]
-            if port.r_sent != port.r_tail:
-                since = port.ring_from[port.r_sent & (READ_RING - 1)]
-                if since <= t:
-                    chosen = True
+        moved = False
+        at = -1  # the cycle of an RD
+        b = tag = 0
+        if head != tail:
+            if c.column_free > t:
+                soon = c.column_free
+            else:
+                for place in range(head, tail):
+                    b = queues[0, place] & BANK_MASK
+                    ok = max(column_ok[0, b], max(group_ok[0, group_of[b]], pc_ok[0, pc_of[b]]))
+                    if ok <= t:
+                        at, tag = t, tags[0, place]
+                        for later in range(place, head, -1):
+                            queues[0, later] = queues[0, later - 1]
+                            tags[0, later] = tags[0, later - 1]
+                        c.head[0] = head + 1
+                        moved = True
+                        break
+                    soon = min(soon, ok)
+        if at >= 0:
+            issue_read(c, p, b, at)
+            ports[first + (tag >> 16)].ring_done[tag & 0xFFFF] = at + p.cl + p.bl
+        # Acceptance, into the room at the start of the cycle.
+        if tail - head < p.queue:
+            i = 1 if pcs == 2 and (bridge.turn == 1 or bridge.turn == 2) else 0
+            entered = False
+            for _ in range(pcs):
+                port = ports[first + i]
+                if port.r_sent != port.r_tail:
+                    since = port.ring_from[port.r_sent & (READ_RING - 1)]
+                    if since <= t:
+                        entered = True
+                        break
+                    soon = min(soon, since)
+                i = pcs - 1 - i
+            if entered:
+                port = ports[first + i]
+                place = port.r_sent & (READ_RING - 1)
+                key = port.ring_key[place]
+                b, row = key & BANK_MASK, key >> ROW_SHIFT
+                port.r_sent += 1
+                request = bridge.entered
+                bridge.entered = request + 1
+                bridge.turn = 2 * i + 1
+                moved = True
+                hit = open_row[b] == row
+                if hit and c.head[0] == c.tail[0] and p.queue > 1:
+                    ok = max(column_ok[0, b], max(group_ok[0, group_of[b]], pc_ok[0, pc_of[b]]))
+                    if max(ok, c.column_free) <= t + 1:
+                        issue_read(c, p, b, t + 1)
+                        port.ring_done[place] = t + 1 + p.cl + p.bl
+                        t += 1
+                        continue
+                c.t = t
+                enter(c, p, request, i << 16 | place, row, b, False)
+                if not hit:
+                    t += 1
                     break
-                soon = min(soon, since)
-            i = pcs - 1 - i
-        if not chosen:
-            t = min(soon, min(until + 1, horizon - 2))
-            continue
-        port = ports[first + i]
-        place = port.r_sent & (READ_RING - 1)
-        key = port.ring_key[place]
-        b = key & BANK_MASK
-        group, pc = group_of[b], pc_of[b]
-        if open_row[b] != key >> ROW_SHIFT or max(c.column_free, max(c.column_ok[0, b], max(c.group_ok[0, group], c.pc_ok[0, pc]))) > t + 1:
-            break
-        port.r_sent += 1
-        bridge.entered += 1
-        bridge.turn = 2 * i + 1
-        t += 1
-        c.group_ok[0, group] = max(c.group_ok[0, group], t + p.ccdl)
-        c.pc_ok[0, pc] = max(c.pc_ok[0, pc], t + p.ccds)
-        c.pc_ok[1, pc] = max(c.pc_ok[1, pc], t + p.rtw)
-        c.pre_ok[b] = max(c.pre_ok[b], t + p.rtp)
-        c.column_free = t + p.column_cycles
-        if p.one_bus:
-            c.row_free = c.column_free
-        c.counts[2] += 1
-        port.ring_done[place] = t + p.cl + p.bl
+        t = t + 1 if moved else min(soon, min(until + 1, horizon - 2))
     c.t = t
+    c.column_next = c.row_next = t  # not followed above
+
+
+@njit(cache=True, error_model="numpy")
+def issue_read(c, p, b, t):
+    """What an RD of bank `b` in cycle t leaves, as in `cycle`."""
+    group, pc = p.group_of[b], p.pc_of[b]
+    c.group_ok[0, group] = max(c.group_ok[0, group], t + p.ccdl)
+    c.pc_ok[0, pc] = max(c.pc_ok[0, pc], t + p.ccds)
+    c.pc_ok[1, pc] = max(c.pc_ok[1, pc], t + p.rtw)
+    c.pre_ok[b] = max(c.pre_ok[b], t + p.rtp)
+    c.column_free = t + p.column_cycles
+    if p.one_bus:
+        c.row_free = c.column_free
+    c.counts[2] += 1
 
 
 @njit(cache=True, error_model="numpy")
@@ -137,14 +198,10 @@ def advance(m, number, until):
     sources = 2 * pcs
     head, tail = c.head, c.tail
     while c.t <= until:
-        if tail[0] == head[0] and tail[1] == head[1] and c.slots_used == 0 and c.write_mode == 0 and c.refab_pending == 0 and c.refpb_bank < 0:
-            writes = False
-            for i in range(first, first + pcs):
-                writes = writes or ports[i].w_sent != ports[i].w_tail
-            if not writes and p.closed_page == 0 and p.queue > 1:
-                flow(m, number, until, c.refab_due if p.refresh == 1 else c.refpb_due if p.refresh == 2 else FAR)
-                if c.t > until:
-                    return
+        if only_hits(m, number):
+            flow(m, number, until, c.refab_due if p.refresh == 1 else c.refpb_due if p.refresh == 2 else FAR)
+            if c.t > until:
+                return
         t = c.t
         read_room = tail[0] - head[0] < p.queue
         write_room = tail[1] - head[1] < p.queue
