@@ -19,6 +19,11 @@ SLOW = load_machine(
 )  # fmt: skip
 """Another memory: three beats in four cycles, more latency, refreshes twice as often."""
 
+BANKS = {name: load_machine("nano", [f"memory.dram={name}", *more]) for name, more in (
+    ("u280-hbm2", ()), ("ramulator2-gddr6-14000", ()), ("dramsim3-lpddr4-8gb-x16-2400", ()), ("ramulator2-hbm3-6400", ("memory.outstanding_bursts=32",)),
+)}  # fmt: skip
+"""DRAM channels behind the ports: all-bank refresh, one and two pseudo-channels, one command bus, per-bank refresh and more bursts under way."""
+
 SHORT, LONG = 5, 150
 
 
@@ -66,21 +71,36 @@ def test_random_programs_on_another_memory(seed, tmp_path):
     run_random(SLOW, seed, tmp_path)
 
 
-def test_compiled_model(tmp_path):
+@pytest.mark.parametrize("seed", range(2))
+def test_random_programs_on_dram(seed, tmp_path):
+    run_random(BANKS["u280-hbm2"], seed, tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(2000, 2025))
+@pytest.mark.parametrize("name", BANKS)
+def test_many_random_programs_on_dram(name, seed, tmp_path):
+    run_random(BANKS[name], seed, tmp_path)
+
+
+@pytest.mark.parametrize("machine", [NANO, BANKS["u280-hbm2"]], ids=["fixed latency", "DRAM"])
+def test_compiled_model(machine, tmp_path):
     prompt, outputs = [1, 2, 3], 3
-    image = compile_model(random_model(3, bits=4, tie_embeddings=False), NANO, prompt, outputs=outputs)
+    image = compile_model(random_model(3, bits=4, tie_embeddings=False), machine, prompt, outputs=outputs)
     path = tmp_path / "image.bin"
     manifest = image.write(path)
-    rtl = run_image(path, manifest, NANO, arguments=(len(prompt), outputs), outputs=outputs, limit_cycles=10**7)
+    rtl = run_image(path, manifest, machine, arguments=(len(prompt), outputs), outputs=outputs, limit_cycles=10**7)
     program = manifest["sections"]["program"]
-    raw = path.read_bytes()[program["base"] * NANO.word_bytes :]
+    raw = path.read_bytes()[program["base"] * machine.word_bytes :]
     instructions = [
         Instruction.decode(raw[i : i + INSTRUCTION_BYTES]) for i in range(0, manifest["instructions"] * INSTRUCTION_BYTES, INSTRUCTION_BYTES)
     ]
     arguments = (len(prompt), outputs)
     values = prompt + rtl.tokens.tolist()  # what the program reads with RDV: the prompt's tokens, then those it found
-    check(rtl, simulate(instructions, NANO, arguments, values=values, program_word=program["base"]), "model")
-    # A planted fault: one cycle more of memory latency is seen.
+    check(rtl, simulate(instructions, machine, arguments, values=values, program_word=program["base"]), "model")
+    # A planted fault: one cycle more of memory latency, or another DRAM, is seen.
     later = load_machine("nano", [f"memory.read_latency_cycles={NANO.memory.read_latency_cycles + 1}"])
+    if machine.memory.dram:
+        later = BANKS["ramulator2-gddr6-14000"]
     with pytest.raises(AssertionError, match="retirement"):
         check(rtl, simulate(instructions, later, arguments, values=values, program_word=program["base"]), "later")
