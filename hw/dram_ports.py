@@ -1,4 +1,4 @@
-"""The machine's memory ports on DRAM channels: what both implementations of ``docs/memory.md`` section 11 take.
+"""The machine's memory ports on DRAM channels: what both implementations of ``docs/memory.md`` section 12 take.
 
 A machine whose ``memory.dram`` names a preset of ``configs/memories`` has that preset's channels behind its ports, in the RTL simulation
 (`hw.sim_dram`) and in the cycle level (`sim.cycle_dram`).

@@ -83,7 +83,7 @@ class Memory(StrictModel):
     burst_beats: PowerOfTwo = _size(1, 16, 16)
     """Beats in one AXI3 burst: 16 at most."""
     dram: str | None = Field(default=None, min_length=1, max_length=256)
-    """A preset of ``configs/memories``: its channels serve the ports (docs/memory.md section 11), and `p`, `q`, `read_latency_cycles`,
+    """A preset of ``configs/memories``: its channels serve the ports (docs/memory.md section 12), and `p`, `q`, `read_latency_cycles`,
     `trefi_ns` and `trfc_ns`, which describe a memory of fixed latency, are not used."""
 
     @model_validator(mode="after")

@@ -20,15 +20,14 @@ MODULE = "headrace_sim"
 class SimTop(wiring.Component):
     """`Top` as an instance of its emitted Verilog (the very file that is synthesised), with memory and trace.
 
-    `memory_words`: size of the simulated memory, in machine words. Plusargs: those of ``hr_sim_store.v`` (+image,
-    +dump.., +poison) and ``hr_sim_trace.v`` (+trace).
+    `memory_words`: size of the simulated memory, in machine words. `dram`: `dram_of(machine)`.
+    Plusargs: those of ``hr_sim_store.v`` (+image, +dump.., +poison) and ``hr_sim_trace.v`` (+trace).
     Clock and reset are `clk` and `rst`. Where DRAM channels serve the ports, the clock is the memory's, `dram_clk`, and `clk`
     is an output: the core's, for a host that moves on its falling edges (`sim_dram.core_clock`).
     """
 
-    def __init__(self, machine: Machine, *, memory_words: int):
-        self.machine, self.memory_words = machine, memory_words
-        self.dram = DramPorts.of(machine) if machine.memory.dram is not None else None
+    def __init__(self, machine: Machine, *, memory_words: int, dram: DramPorts | None = None):
+        self.machine, self.memory_words, self.dram = machine, memory_words, dram
         clocks = {} if self.dram is None else {"dram_clk": In(1), "rst": In(1), "clk": Out(1)}
         super().__init__({"axil": In(AxiLite()), "irq": Out(1), **clocks})
 
@@ -77,12 +76,17 @@ class SimTop(wiring.Component):
         return m
 
 
+def dram_of(machine: Machine) -> DramPorts | None:
+    """The DRAM channels behind the machine's ports; None for the memory of fixed latency. Raises UserError."""
+    return DramPorts.of(machine) if machine.memory.dram is not None else None
+
+
 def sim_sources(machine: Machine, *, memory_words: int) -> dict[str, str]:
     """File name to Verilog text of the simulation, top module `MODULE`."""
-    component = SimTop(machine, memory_words=memory_words)
+    dram = dram_of(machine)  # before any component: Amaranth warns of components that a mistake leaves unused
     return (
-        {f"{MODULE}.v": to_verilog(component, MODULE)}
+        {f"{MODULE}.v": to_verilog(SimTop(machine, memory_words=memory_words, dram=dram), MODULE)}
         | top.top_sources(machine, simulation=True)
-        | (sim_memory_sources() if component.dram is None else sim_dram_sources(component.dram))
+        | (sim_memory_sources() if dram is None else sim_dram_sources(dram))
         | {"hr_sim_trace.v": read_verilog("hr_sim_trace.v")}
     )

@@ -22,10 +22,9 @@ import numpy as np
 import headrace.hw
 import headrace.kernels.contract
 from headrace.hw.control import ControlParameters
-from headrace.hw.dram_ports import DramPorts
 from headrace.hw.isa import ErrorCode, Op, Queue
 from headrace.hw.machine import Machine
-from headrace.hw.sim_top import MODULE, sim_sources
+from headrace.hw.sim_top import MODULE, dram_of, sim_sources
 from headrace.hw.top import control_parameters
 from headrace.models.errors import UserError
 from headrace.sim import cosim_run
@@ -77,12 +76,17 @@ def _hardware_texts() -> Iterator[str]:
             yield path.read_text()
 
 
+def _sources(machine: Machine, memory_words: int) -> dict[str, str]:
+    # The machine only names its memory, whose file may change.
+    return _kept_sources(machine.model_dump_json(), memory_words, repr(dram_of(machine)))
+
+
 @lru_cache(maxsize=4)
-def _sources(machine_json: str, memory_words: int) -> dict[str, str]:
+def _kept_sources(machine_json: str, memory_words: int, dram: str) -> dict[str, str]:
     """`sim_sources`, kept in the build cache: emission takes several seconds, and depends on nothing but what is hashed."""
     hasher = hashlib.sha256()
     versions = [version("amaranth"), version("pyosys")]
-    for text in (*_hardware_texts(), *versions, machine_json, str(memory_words)):
+    for text in (*_hardware_texts(), *versions, machine_json, str(memory_words), dram):
         hasher.update(f"{len(text)}:{text}".encode())
     kept = cache_directory() / "verilog" / f"{hasher.hexdigest()[:24]}.json"
     if kept.is_file():
@@ -115,7 +119,7 @@ def memory_words_for(total_words: int, word_bytes: int) -> int:
 
 def build(machine: Machine, total_words: int, *, waves: str | None = None) -> Path:
     """The simulator's executable for images of `total_words` memory words, from the cache where it is there."""
-    sources = _sources(machine.model_dump_json(), memory_words_for(total_words, machine.word_bytes))
+    sources = _sources(machine, memory_words_for(total_words, machine.word_bytes))
     return cosim_run.build(sources, MODULE, waves=waves)
 
 
@@ -182,7 +186,7 @@ def run_image(
         raise ValueError("at most eight arguments")
     parameters: ControlParameters = control_parameters(machine)
     begun = time.monotonic()
-    sources = _sources(machine.model_dump_json(), memory_words_for(manifest["total_words"], machine.word_bytes))
+    sources = _sources(machine, memory_words_for(manifest["total_words"], machine.word_bytes))
     how = {}
     if variant is not None:
         sources = variant.transform(dict(sources))
@@ -199,7 +203,7 @@ def run_image(
                 plusargs += [f"+{dump}={path}", f"+{dump}_base={place[0]}", f"+{dump}_beats={place[1]}"]
         plusargs += variant.plusargs if variant is not None else ()
         # Cycles of the clock that is driven, for each of the core's: the memory's command clock where DRAM channels serve the ports.
-        dram = DramPorts.of(machine) if machine.memory.dram is not None else None
+        dram = dram_of(machine)
         clocks = Fraction(1) if dram is None else Fraction(dram.q, dram.p)
         if waves is not None:
             waves = replace(waves, begin=int(waves.begin * clocks), end=None if waves.end is None else int(waves.end * clocks))

@@ -39,8 +39,6 @@ class MemoryBench(wiring.Component):
     """
 
     def __init__(self, machine: Machine, *, depth_beats: int):
-        if machine.memory.dram is not None:
-            raise UserError(f"machine {machine.name}: memory.dram = {machine.memory.dram!r}: this bench has the memory of fixed latency only; leave it unset")
         self.machine, self.depth_beats = machine, depth_beats
         self.ports = machine.memory.ports
         self.gate_count = 5 * self.ports + 4
@@ -138,6 +136,8 @@ class BenchResult:
 
 def build_bench(machine: Machine, *, depth_beats: int, replace: Mapping[str, tuple[str, str]] | None = None) -> Path:
     """The bench's executable. `replace` plants faults: file name to (text, other text), one occurrence at least."""
+    if machine.memory.dram is not None:
+        raise UserError(f"machine {machine.name}: memory.dram = {machine.memory.dram!r}: this bench has the memory of fixed latency only; leave it unset")
     bench = MemoryBench(machine, depth_beats=depth_beats)
     gate_count = bench.gate_count
     sources = {"memory_bench.v": to_verilog(bench, "memory_bench"), **sim_memory_sources()}

@@ -123,7 +123,7 @@ def test_no_process_without_inputs_sets_a_constant():
     pattern = re.compile(r"always @\*\n +([^=\n]+) = \d+'[a-z]([0-9a-fA-F]+);")
     planted = "  always @*\n    cmd__payload[23:16] = 8'h04;\n"
     assert [m[1] for m in pattern.findall(planted) if m[1].strip("0")] == ["04"]
-    for name, text in cosim._sources(NANO.model_dump_json(), 1 << 12).items():
+    for name, text in cosim._sources(NANO, 1 << 12).items():
         assert not [m for m in pattern.findall(text) if m[1].strip("0")], name
 
 

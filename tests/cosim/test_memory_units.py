@@ -7,6 +7,7 @@ from cosim.memory_twin import MemoryTwin
 from headrace.hw.isa import ErrorCode, Instruction, Op, Queue
 from headrace.hw.ld_unit import LdUnit
 from headrace.hw.machine import load_machine
+from headrace.models.errors import UserError
 from headrace.sim.memory_bench import build_bench, measure_deliverable, run_bench
 
 pytestmark = pytest.mark.cosim
@@ -253,3 +254,8 @@ def test_poison_fills_the_rest(bench, tmp_path):
         dumps.append(np.fromfile(tmp_path / "dump", np.uint32))
     assert dumps[0].size == 64 * 8 and (dumps[0] != 0).all()
     assert np.array_equal(dumps[0], dumps[2]) and (dumps[0] != dumps[1]).any()
+
+
+def test_the_bench_refuses_dram():
+    with pytest.raises(UserError, match="memory.dram = 'u280-hbm2'"):
+        build_bench(load_machine("nano", ["memory.dram=u280-hbm2"]), depth_beats=DEPTH_BEATS)

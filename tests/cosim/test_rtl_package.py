@@ -86,6 +86,17 @@ def test_it_runs_by_itself_and_its_checks_can_fail(folder, tmp_path):
 
 
 @pytest.mark.cosim
+@pytest.mark.nightly
+def test_a_machine_on_dram_channels_runs_by_itself(tmp_path):
+    machine = load_machine("nano", ["memory.dram=u280-hbm2"])
+    files = package_files(machine, random_model(3, tie_embeddings=False), PROMPT, OUTPUTS)
+    assert not set(top_sources(machine, simulation=False)) & set(SIMULATION_ONLY)
+    write_folder(tmp_path / "nano", files)
+    passed = run(tmp_path / "nano")
+    assert passed.returncode == 0 and passed.stdout.startswith("PASS: 2 tokens and 1024 logits equal"), passed.stdout + passed.stderr
+
+
+@pytest.mark.cosim
 def test_same_input_gives_the_same_bytes(files):
     again = package_files(NANO, random_model(3, tie_embeddings=False), PROMPT, OUTPUTS)
     assert again == files
