@@ -24,6 +24,7 @@ from headrace.hw.st_unit import FIFO_BEATS, StUnit
 from headrace.hw.stream_fifo import StreamFifo
 from headrace.hw.tokens import TokenCounters
 from headrace.hw.weight_fifo import WeightFifo
+from headrace.mapping.analytic_dram import dram_rates
 
 TOKEN_CYCLES = TokenCounters.LATENCY
 """From a retirement to the earliest start of a command in another queue that waits for it."""
@@ -80,6 +81,7 @@ class MachineColumns:
     read_latency: np.ndarray
     trefi: np.ndarray
     trfc: np.ndarray
+    channel_slots: np.ndarray  # beats per core cycle that a DRAM channel has for a port, more than `slots` where it is the faster; 0: no channel
     in_flight_words: np.ndarray  # outstanding_bursts * burst_beats: what the ports' read FIFOs hold
     raw_fifo_words: np.ndarray
     weight_fifo_slices: np.ndarray
@@ -88,10 +90,17 @@ class MachineColumns:
     @classmethod
     def of(cls, machine: Machine) -> "MachineColumns":
         memory = machine.memory
+        if memory.dram:
+            rates = dram_rates(machine)
+            timing = {"slots": rates.slots, "read_latency": rates.read_latency, "trefi": rates.trefi, "trfc": rates.trfc,
+                      "channel_slots": rates.channel_slots}  # fmt: skip
+        else:
+            timing = {
+                "slots": memory.p / memory.q, "read_latency": memory.read_latency_cycles, "trefi": machine.trefi_cycles,
+                "trfc": machine.trfc_cycles, "channel_slots": 0.0,
+            }  # fmt: skip
         return cls(
-            clock_hz=machine.clock_hz, macs_per_cycle=machine.array.macs_per_cycle, ports=memory.ports,
-            port_bytes=memory.port_bytes, slots=memory.p / memory.q, read_latency=memory.read_latency_cycles,
-            trefi=machine.trefi_cycles, trfc=machine.trfc_cycles,
+            clock_hz=machine.clock_hz, macs_per_cycle=machine.array.macs_per_cycle, ports=memory.ports, port_bytes=memory.port_bytes, **timing,
             in_flight_words=max(4, memory.outstanding_bursts * memory.burst_beats),
             raw_fifo_words=machine.buffers.raw_fifo_words, weight_fifo_slices=machine.buffers.weight_fifo_slices,
             queue_depth=machine.control.queue_depth,
@@ -144,10 +153,10 @@ class MachineColumns:
     def refresh_wait(self):
         """Mean cycles that a first word waits because a port refreshes, at a time that knows nothing of refreshes.
 
-        Refreshes of the ports begin d = trefi / ports apart. A word needs every port: it waits for the end of the refresh that began
+        Refreshes of the ports begin d = trefi / ports apart, or together. A word needs every port: it waits for the end of the refresh that began
         last, if that is still on. Over a uniform time: trfc**2 / 2d, or trfc - d/2 where refreshes overlap.
         """
-        apart = self.trefi / self.ports
+        apart = self.trefi / np.where(self.channel_slots > 0, 1, self.ports)
         return np.where(self.trfc <= apart, self.trfc**2 / (2 * apart), self.trfc - apart / 2)
 
     @cached_property
@@ -159,18 +168,22 @@ class MachineColumns:
     def words_per_cycle(self):
         """Sustained rate of the LD stream.
 
-        A port gives p/q beats a cycle except in trfc of every trefi cycles. A word needs a beat of every port, and the ports refresh
-        one after the other. While one refreshes the others run ahead, as far as the read FIFOs allow: words in flight less the loop
-        from a freed place to its data. A lead of trfc hides their own refresh later; what is missing is lost once for each other
-        port. A loop longer than the words in flight bounds the rate by itself.
+        A port gives `slots` beats a cycle except in trfc of every trefi cycles, and a word needs a beat of every port. A lead hides a
+        refresh: words in flight less the loop from a freed place to its data. Ports of fixed latency refresh one after the other: while one
+        does, the others run ahead as far as their lead; a lead of trfc hides their own refresh later, what is missing is lost once for each
+        other port. DRAM channels refresh together, but those that are faster than their ports run ahead of them between refreshes, and lose
+        what the lead does not hide, or their own rate. A loop longer than the words in flight bounds the rate by itself.
         """
         loop = self.load_cycles + 1
         lead = np.maximum(0, self.in_flight_words / self.slots - loop)
-        lost = self.trfc + (self.ports - 1) * np.maximum(0, self.trfc - lead)
-        refreshed = self.slots * np.maximum(0.0, 1 - lost / self.trefi)
+        missing = np.maximum(0, self.trfc - lead)
+        lost = self.trfc + (self.ports - 1) * missing
+        staggered = self.slots * np.maximum(0.0, 1 - lost / self.trefi)
         # Fully serialised refreshes still leave what one port has in one of its own periods.
         floor = self.slots * (1 - self.trfc / self.trefi) / self.ports
-        return np.minimum(np.maximum(refreshed, floor), self.in_flight_words / loop)
+        together = np.minimum(self.channel_slots * (1 - self.trfc / self.trefi), self.slots * (1 - missing / self.trefi))
+        rate = np.where(self.channel_slots > 0, together, np.maximum(staggered, floor))
+        return np.minimum(rate, self.in_flight_words / loop)
 
     @cached_property
     def prefetch_words(self):

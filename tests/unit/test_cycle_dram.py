@@ -10,9 +10,14 @@ from headrace.hw.dram_ports import DramPorts
 from headrace.hw.isa import Instruction, Op
 from headrace.hw.ld_unit import LdUnit
 from headrace.hw.machine import load_machine
+from headrace.mapping.analytic import step
+from headrace.mapping.plan import make_plan
 from headrace.models.errors import UserError
+from headrace.models.graph import LINEAR_NAMES
+from headrace.models.registry import model_config
 from headrace.sim import cycle
 from headrace.sim.cycle import simulate
+from headrace.sim.cycle_model import run_step, span
 
 HALT = Instruction(Op.HALT)
 
@@ -38,6 +43,20 @@ def test_symmetry_gives_what_every_channel_gives(made, first):
         assert one.cycles == all_.cycles and one.counters == all_.counters, seed
         for field in ("dispatched", "started", "retired"):
             assert np.array_equal(getattr(one, field), getattr(all_, field)), (seed, field)
+
+
+@pytest.mark.parametrize(
+    ("name", "dram", "model", "context"),
+    [
+        ("milli", "u280-hbm2", "llama2-7b", 300), ("micro", "u280-hbm2", "smollm2-135m", 200), ("nano", "ramulator2-gddr6-14000", "smollm2-135m", 90),
+        ("nano", "dramsim3-lpddr4-8gb-x16-2400", "smollm2-135m", 90),
+    ],
+)  # fmt: skip
+def test_closed_forms_follow(name, dram, model, context):
+    """The analytic level within 1% on a decode step: channels twice and four times as fast as their ports, and one that is slower."""
+    made, config, bits = machine(name, dram), model_config(model), dict.fromkeys(LINEAR_NAMES, 4)
+    cycles = span(run_step(make_plan(config, made, bits, context, 1), context), 0, 1)
+    assert float(step(config, bits, made, np.array([context]), lm_head=True).cycles.sum()) == pytest.approx(cycles, rel=0.01)
 
 
 def load(word):
