@@ -112,6 +112,11 @@ def flow(m, number, until, horizon):
     column_ok, group_ok, pc_ok = c.column_ok, c.group_ok, c.pc_ok
     while t <= until and t + 2 < horizon:
         head, tail = c.head[0], c.tail[0]
+        if head == tail and pcs == 2 and bridge.turn != 1 and bridge.turn != 2 and p.column_cycles == 1 and p.queue > 1:
+            c.t = t
+            t = pairs(m, number, until, horizon)
+            if t > until or t + 2 >= horizon:
+                break
         soon = FAR
         moved = False
         at = -1  # the cycle of an RD
@@ -174,6 +179,46 @@ def flow(m, number, until, horizon):
         t = t + 1 if moved else min(soon, min(until + 1, horizon - 2))
     c.t = t
     c.column_next = c.row_next = t  # not followed above
+
+
+@njit(cache=True, error_model="numpy")
+def pairs(m, number, until, horizon):
+    """The commonest case of `flow`: both ports put a beat in at the same cycle s, the channel is empty, and both hit; the first enters at s and has
+    its RD at s + 1, the second a cycle later. Gives the cycle after those that were served so."""
+    c, p, bridge, one, two = m.channel[number], m.rules, m.bridge[number], m.port[2 * number], m.port[2 * number + 1]
+    open_row, group_of, column_ok, group_ok, pc_ok = c.open_row, p.group_of, c.column_ok, c.group_ok, c.pc_ok
+    t = c.t
+    served = 0
+    for k in range(min(one.r_tail - one.r_sent, two.r_tail - two.r_sent)):
+        a, b = (one.r_sent + k) & (READ_RING - 1), (two.r_sent + k) & (READ_RING - 1)
+        since = one.ring_from[a]
+        if since < t or two.ring_from[b] != since or since + 2 > until or since + 4 >= horizon:
+            break
+        x, y = one.ring_key[a] & BANK_MASK, two.ring_key[b] & BANK_MASK
+        if open_row[x] != one.ring_key[a] >> ROW_SHIFT or open_row[y] != two.ring_key[b] >> ROW_SHIFT:
+            break
+        g, h = group_of[x], group_of[y]
+        if max(max(c.column_free, column_ok[0, x]), max(group_ok[0, g], pc_ok[0, 0])) > since + 1:
+            break
+        if max(column_ok[0, y], max(group_ok[0, h], pc_ok[0, 1])) > since + 2:
+            break
+        group_ok[0, g], group_ok[0, h] = since + 1 + p.ccdl, since + 2 + p.ccdl
+        pc_ok[0, 0], pc_ok[0, 1] = since + 1 + p.ccds, since + 2 + p.ccds
+        pc_ok[1, 0], pc_ok[1, 1] = max(pc_ok[1, 0], since + 1 + p.rtw), max(pc_ok[1, 1], since + 2 + p.rtw)
+        c.pre_ok[x], c.pre_ok[y] = max(c.pre_ok[x], since + 1 + p.rtp), max(c.pre_ok[y], since + 2 + p.rtp)
+        c.column_free = since + 3
+        one.ring_done[a], two.ring_done[b] = since + 1 + p.cl + p.bl, since + 2 + p.cl + p.bl
+        t = since + 2
+        served += 1
+    if served:
+        if p.one_bus:
+            c.row_free = c.column_free
+        c.counts[2] += 2 * served
+        one.r_sent += served
+        two.r_sent += served
+        bridge.entered += 2 * served
+        bridge.turn = 3
+    return t
 
 
 @njit(cache=True, error_model="numpy")
