@@ -60,7 +60,7 @@ def read_hf_config(folder: str | Path) -> LlamaConfig:
 
     architectures = document.get("architectures")
     if architectures is not None and architectures != ["LlamaForCausalLM"]:
-        raise refuse("architectures", architectures, "['LlamaForCausalLM']")
+        raise refuse("architectures", architectures, "['LlamaForCausalLM']: operators of others are not built (`models show` counts some)")
     if document.get("model_type") != "llama":
         raise refuse("model_type", document.get("model_type"), "'llama'")
     for field, allowed in _ONLY.items():

