@@ -109,7 +109,7 @@ def load_model(name_or_path: str | Path) -> Model:
     """A model with its weights: a name of configs/models, a Hugging Face folder, or a GGUF file."""
     path = model_path(name_or_path)
     if path is not None:
-        return load_hf(path) if path.is_dir() else load_gguf(path)
+        return load_hf(path) if path.is_dir() else load_gguf(_gguf(path))
     entry = model_entry(name_or_path)
     weights = weights_path(entry)
     if weights is None:
@@ -126,7 +126,7 @@ def model_config(name_or_path: str | Path) -> LlamaConfig:
     """Sizes alone: needs no weights for a name of configs/models, and reads none from a folder or file."""
     path = model_path(name_or_path)
     if path is not None:
-        return read_hf_config(path) if path.is_dir() else read_gguf_config(path)
+        return read_hf_config(path) if path.is_dir() else read_gguf_config(_gguf(path))
     return model_entry(name_or_path).config
 
 
@@ -227,6 +227,13 @@ def model_path(name_or_path: str | Path) -> Path | None:
         if path.exists():
             return path
         raise
+
+
+def _gguf(path: Path) -> Path:
+    """`path`, unless it is a config.json, which only `models show` takes as a file."""
+    if path.suffix.lower() == ".json":
+        raise UserError(f"{path}: is a JSON file, which `models show` alone counts; allowed is a Hugging Face folder of the Llama family or a GGUF file")
+    return path
 
 
 def _renamed(config: LlamaConfig, name: str) -> LlamaConfig:

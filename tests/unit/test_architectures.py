@@ -119,3 +119,8 @@ def test_show_and_what_else_refuses(capsys):
 def test_a_folder_of_another_family_has_no_operators(tmp_path):
     with pytest.raises(UserError, match="GPT2LMHeadModel.*allowed is.*operators.*models show"):
         read_hf_config(changed(tmp_path, "gpt2", {}))
+
+
+def test_a_config_file_is_no_model_to_run():
+    with pytest.raises(UserError, match="gpt2.json: is a JSON file"):
+        model_config(config_of("gpt2"))
