@@ -207,7 +207,8 @@ def test_rtl_is_given_prompt_ids_only(run, golden, monkeypatch):
         run()
     assert set(seen["env"]) == {"HEADRACE_COSIM"}
     orders = json.loads(seen["env"]["HEADRACE_COSIM"])
-    assert set(orders) == {"arguments", "header_word", "limit_cycles", "counters", "result"}
+    assert set(orders) == {"arguments", "header_word", "clock", "limit_clocks", "counters", "result"}
+    assert orders["clock"] == "clk"
     assert orders["arguments"] == [len(PROMPT), OUTPUTS]
     names = [plusarg[1:].split("=")[0] for plusarg in seen["plusargs"]]
     reads = [name for name in names if not name.startswith("dump")]
