@@ -3,7 +3,8 @@
 Why they end. An instruction waits only for tokens that instructions before it release, so program order is a schedule. The exception is LDW,
 which needs room that a later MV makes: an MV takes only tokens released before its words were loaded, and what is loaded ahead of its MV fits
 the raw FIFO. Releases are at most PENDING ahead of their waits in program order; a queue holds queue_depth + 1 instructions that have not
-taken theirs, so no counter passes its limit.
+taken theirs, so no counter passes its limit. That the sequencer never stands before a full queue while an LDW waits for an MV behind it is not
+proven: with queues of the presets' 8 it has not happened, with 2 or 4 it does (seen at the cycle level, not tried on the RTL).
 Why no NaN. Vector programs read only rows that LDV fills with numbers from 1/4 to 1; scales of an MV may be any bits.
 """
 
