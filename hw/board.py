@@ -89,7 +89,7 @@ def check_fit(machine: Machine, board: Board) -> list[dict]:
     RAM need synthesis or the resource model.
     """
     memory = machine.memory
-    port_rate = memory.port_bytes * machine.clock_hz * memory.p / memory.q
+    port_rate = memory.port_bytes * machine.clock_hz * memory.beats_per_cycle
     pairs = [
         ("array_dsp", machine.dsps, board.dsp - board.shell_dsp),
         ("dsp", machine_resources(machine)["dsp"], board.dsp - board.shell_dsp),

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
-from headrace.hw.axi import BEAT_BYTES
-from headrace.hw.machine import Machine
+from headrace.hw.machine import PORT_BYTES, Machine
 from headrace.hw.memory_timing import ChannelTiming, MemoryConfig, channel_timing, load_memory, mapping_bits
-from headrace.hw.stream_fifo import StreamFifo
 from headrace.models.errors import UserError
 
 ADDRESS_QUEUE = 64
@@ -33,10 +31,10 @@ class DramPorts:
         Of the machine; port i is pseudo-channel i mod pcs of channel i div pcs.
     p, q
         Core clock over command clock, in lowest terms.
-    latency
-        L: core cycles from the acceptance of an address to its first entry in a ring.
+    fixed_cycles
+        The preset's fixed latency (controller, crossbar) in core cycles, rounded up.
     fields
-        (name, bits) of a port's beat address from the least significant bit up: the preset's mapping without `pc`.
+        (name, bits) of a port's beat address from the least significant bit up: the preset's mapping without `pc` and without fields of no bits.
     """
 
     preset: str
@@ -44,7 +42,7 @@ class DramPorts:
     ports: int
     p: int
     q: int
-    latency: int
+    fixed_cycles: int
     fields: tuple[tuple[str, int], ...]
 
     @classmethod
@@ -52,8 +50,8 @@ class DramPorts:
         """Raises `UserError` where the preset cannot serve the machine."""
         config = load_memory(machine.memory.dram)
         where = f"memory.dram = {config.name!r}"
-        if config.organisation.burst_bytes != BEAT_BYTES:
-            raise UserError(f"{where}: its bursts are {config.organisation.burst_bytes} bytes, a port's beats {BEAT_BYTES}; they must be equal")
+        if config.organisation.burst_bytes != PORT_BYTES:
+            raise UserError(f"{where}: its bursts are {config.organisation.burst_bytes} bytes, a port's beats {PORT_BYTES}; they must be equal")
         if machine.memory.ports % config.organisation.pcs:
             raise UserError(f"{where}: {machine.memory.ports} ports do not fill channels of {config.organisation.pcs} pseudo-channels")
         ratio = Fraction(machine.clock_hz) * config.tck_ps / 10**12
@@ -64,9 +62,16 @@ class DramPorts:
         latency_ns = Fraction(config.port.latency_ns if config.port else 0)
         return cls(
             preset=config.name, timing=_timing(config), ports=machine.memory.ports, p=ratio.numerator, q=ratio.denominator,
-            latency=max(StreamFifo.LATENCY, ceil(latency_ns * Fraction(machine.clock_hz) / 10**9)),
-            fields=tuple((name, bits) for name, bits in mapping_bits(config.mapping, config.organisation.sizes) if name != "pc"),
+            fixed_cycles=ceil(latency_ns * Fraction(machine.clock_hz) / 10**9),
+            fields=tuple((name, bits) for name, bits in mapping_bits(config.mapping, config.organisation.sizes) if name != "pc" and bits),
         )  # fmt: skip
+
+    @property
+    def latency(self) -> int:
+        """L: core cycles from the acceptance of an address to its first entry in a ring: the fixed latency, at least the queue's own."""
+        from headrace.hw.stream_fifo import StreamFifo  # Amaranth is not loaded to read a machine
+
+        return max(StreamFifo.LATENCY, self.fixed_cycles)
 
     @property
     def channels(self) -> int:
@@ -81,6 +86,11 @@ class DramPorts:
             have[name] += bits
             beat >>= bits
         return values["bank_group"] * self.timing.banks_per_group + values["bank"], values["row"]
+
+
+def dram_of(machine: Machine) -> DramPorts | None:
+    """The DRAM channels behind the machine's ports; None for the memory of fixed latency. Raises UserError."""
+    return DramPorts.of(machine) if machine.memory.dram is not None else None
 
 
 def _timing(config: MemoryConfig) -> ChannelTiming:

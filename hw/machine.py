@@ -33,6 +33,9 @@ PORT_BYTES = 32
 
 MAX_PORTS = 64
 
+FIXED_LATENCY_FIELDS = ("p", "q", "read_latency_cycles", "trefi_ns", "trfc_ns")
+"""Of `Memory`: what `dram` puts out of use."""
+
 REGISTERS = 32
 """R0 .. R31: an operand names its register in 5 bits."""
 
@@ -85,6 +88,11 @@ class Memory(StrictModel):
     dram: str | None = Field(default=None, min_length=1, max_length=256)
     """A preset of ``configs/memories``: its channels serve the ports (docs/memory.md section 12), and `p`, `q`, `read_latency_cycles`,
     `trefi_ns` and `trfc_ns`, which describe a memory of fixed latency, are not used."""
+
+    @property
+    def beats_per_cycle(self) -> float:
+        """What a port can carry: p/q, or with `dram` a beat in every core cycle."""
+        return 1.0 if self.dram else self.p / self.q
 
     @model_validator(mode="after")
     def _check(self):
@@ -192,7 +200,7 @@ class Machine(StrictModel):
                 f"buffers.raw_fifo_words = {self.buffers.raw_fifo_words} is less than the {burst_words} words that "
                 "memory.outstanding_bursts x memory.burst_beats can have in flight."
             )
-        if self.trefi_cycles <= self.trfc_cycles:
+        if self.memory.dram is None and self.trefi_cycles <= self.trfc_cycles:
             raise ValueError(
                 f"memory.trefi_ns = {self.memory.trefi_ns:g} and memory.trfc_ns = {self.memory.trfc_ns:g} leave no cycle "
                 f"between refreshes at clock_hz = {self.clock_hz:g}."
@@ -254,8 +262,8 @@ class Machine(StrictModel):
 
     @cached_property
     def peak_bytes_per_s(self) -> float:
-        """All ports' peak: bytes per word x clock x p/q, refresh not taken off."""
-        return self.word_bytes * self.clock_hz * self.memory.p / self.memory.q
+        """All ports' peak: bytes per word x clock x beats per cycle, refresh not taken off."""
+        return self.word_bytes * self.clock_hz * self.memory.beats_per_cycle
 
     @cached_property
     def peak_macs_per_s(self) -> float:
@@ -263,13 +271,20 @@ class Machine(StrictModel):
 
     def derived(self) -> dict[str, int | float]:
         """Every derived size by name, for printing."""
+        refresh = () if self.memory.dram else ("trefi_cycles", "trfc_cycles")
         names = (
             "stripe_rows", "chains", "dsps", "word_bytes", "word_bits", "meta_groups_per_word", "scales_per_word",
-            "stripes_per_scale_word", "trefi_cycles", "trfc_cycles", "peak_bytes_per_s", "peak_macs_per_s",
+            "stripes_per_scale_word", *refresh, "peak_bytes_per_s", "peak_macs_per_s",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names}
 
 
 def load_machine(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Machine:
-    """The machine of that name in ``configs/machines``, or in that file, with ``path=value`` overrides applied."""
-    return load_model(Machine, "machines", name_or_path, overrides)
+    """The machine of that name in ``configs/machines``, or in that file, with ``path=value`` overrides applied. Raises `UserError`, also
+    where its DRAM preset cannot serve it."""
+    machine = load_model(Machine, "machines", name_or_path, overrides)
+    if machine.memory.dram:
+        from headrace.hw.dram_ports import dram_of  # which reads machines
+
+        dram_of(machine)
+    return machine

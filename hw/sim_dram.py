@@ -11,12 +11,12 @@ from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out, connect, flipped
 from amaranth.utils import exact_log2
 
-from headrace.hw.axi import ADDRESS_BITS, BEAT_BYTES, MemoryPort
+from headrace.hw.axi import BEAT_BYTES, MemoryPort
 from headrace.hw.dram_channel import DramChannel
 from headrace.hw.dram_ports import ADDRESS_QUEUE, READ_RING, WRITE_RING, DramPorts
 from headrace.hw.emit import to_verilog
 from headrace.hw.ram import read_verilog
-from headrace.hw.sim_memory import BEAT_ADDRESS_BITS, TIME_BITS, attach_store, check_depth, sim_memory_sources
+from headrace.hw.sim_memory import BEAT_ADDRESS_BITS, TIME_BITS, attach_store, check_depth, port_timing, sim_memory_sources
 from headrace.hw.stream_fifo import StreamFifo
 
 MODULE = "hr_sim_dram"
@@ -43,27 +43,6 @@ def split_beat(config: DramPorts, beat: Value) -> tuple[Value, Value]:
         parts[name].append(beat[at : at + bits])
         at += bits
     return Cat(parts["bank_group"]) * config.timing.banks_per_group + Cat(parts["bank"]), Cat(parts["row"])
-
-
-def port_timing() -> wiring.Signature:
-    """The core's side of a port as `sim_memory.attach_store` wants it, seen from the timing."""
-    return wiring.Signature(
-        {
-            "ar": In(MemoryPort().members["ar"].signature),
-            "aw_valid": In(1),
-            "w_valid": In(1),
-            "aw_addr": In(ADDRESS_BITS),
-            "r_valid": Out(1),
-            "r_last": Out(1),
-            "r_ready": In(1),
-            "b_valid": Out(1),
-            "b_ready": In(1),
-            "read": Out(1),
-            "write": Out(1),
-            "read_address": Out(BEAT_ADDRESS_BITS),
-            "write_address": Out(BEAT_ADDRESS_BITS),
-        }
-    )
 
 
 class DramPort(wiring.Component):

@@ -52,6 +52,27 @@ class MemoryTiming:
         return port * self.trefi // self.ports
 
 
+def port_timing() -> wiring.Signature:
+    """A port as `attach_store` wants it, seen from what decides its timing: handshakes, and which beats are read and written in this cycle."""
+    return wiring.Signature(
+        {
+            "ar": In(MemoryPort().members["ar"].signature),
+            "aw_valid": In(1),
+            "w_valid": In(1),
+            "aw_addr": In(ADDRESS_BITS),
+            "r_valid": Out(1),
+            "r_last": Out(1),
+            "r_ready": In(1),
+            "b_valid": Out(1),
+            "b_ready": In(1),
+            "read": Out(1),
+            "write": Out(1),
+            "read_address": Out(BEAT_ADDRESS_BITS),
+            "write_address": Out(BEAT_ADDRESS_BITS),
+        }
+    )
+
+
 class PortTiming(wiring.Component):
     """When one port moves beats: an in-order queue, a fixed latency, a beat rate and an all-bank refresh.
 
@@ -62,7 +83,7 @@ class PortTiming(wiring.Component):
       order, one a slot, while R is not held up.
     - Write: AW and W of a single beat are taken together in their slot; B follows `read_latency` cycles later.
 
-    `read`, `write` tell the store what happens in this cycle, at the port's beat `address`.
+    `read`, `write` tell the store what happens in this cycle, at which beats of the port.
     """
 
     def __init__(self, timing: MemoryTiming, *, port: int):
@@ -73,30 +94,7 @@ class PortTiming(wiring.Component):
         if not 0 <= timing.trfc < timing.trefi:
             raise ValueError(f"trfc = {timing.trfc} cycles must be below trefi = {timing.trefi}")
         self.timing, self.port = timing, port
-        super().__init__(
-            {
-                "ar": In(MemoryPort().members["ar"].signature),
-                "aw_valid": In(1),
-                "w_valid": In(1),
-                "aw_addr": In(ADDRESS_BITS),
-                "r_valid": Out(1),
-                "r_last": Out(1),
-                "r_ready": In(1),
-                "b_valid": Out(1),
-                "b_ready": In(1),
-                "read": Out(1),
-                "write": Out(1),
-                "address": Out(BEAT_ADDRESS_BITS),
-            }
-        )
-
-    @property
-    def read_address(self) -> Signal:
-        return self.address
-
-    @property
-    def write_address(self) -> Signal:
-        return self.address
+        super().__init__(port_timing())
 
     def elaborate(self, platform):
         m = Module()
@@ -162,9 +160,8 @@ class PortTiming(wiring.Component):
             answers.i.payload.eq(now + t.read_latency),
             self.b_valid.eq(answers.o.valid & ((now - answers.o.payload)[-1] == 0)),
             answers.o.ready.eq(self.b_valid & self.b_ready),
-            self.address.eq(
-                Mux(self.write, self.aw_addr >> exact_log2(BEAT_BYTES), Mux(busy, beat, reads.o.payload.beat))
-            ),
+            self.read_address.eq(Mux(busy, beat, reads.o.payload.beat)),
+            self.write_address.eq(self.aw_addr >> exact_log2(BEAT_BYTES)),
         ]
         return m
 
@@ -202,7 +199,7 @@ def check_depth(depth_beats: int, ports: int) -> None:
 def attach_store(m: Module, ports: Sequence, timings: Sequence, *, depth_beats: int) -> None:
     """Give `ports` their bytes: one `hr_sim_store` (submodule ``store``) of `depth_beats`, moved as `timings` say.
 
-    A timing has the signals of `PortTiming`; its `read_address` and `write_address` go with `read` and `write`.
+    A timing has the signals of `port_timing`; its `read_address` and `write_address` go with `read` and `write`.
     """
     r_en, r_addr, r_data = [], [], []
     w_en, w_addr, w_data, w_strb = [], [], [], []

@@ -6,7 +6,7 @@ from amaranth.lib.wiring import In, Out
 
 from headrace.hw import top
 from headrace.hw.axil import AxiLite
-from headrace.hw.dram_ports import DramPorts
+from headrace.hw.dram_ports import DramPorts, dram_of
 from headrace.hw.emit import to_verilog
 from headrace.hw.isa import Queue
 from headrace.hw.machine import Machine
@@ -74,11 +74,6 @@ class SimTop(wiring.Component):
             i_sig=Cat(record.sig for record in core.retired),
         )
         return m
-
-
-def dram_of(machine: Machine) -> DramPorts | None:
-    """The DRAM channels behind the machine's ports; None for the memory of fixed latency. Raises UserError."""
-    return DramPorts.of(machine) if machine.memory.dram is not None else None
 
 
 def sim_sources(machine: Machine, *, memory_words: int) -> dict[str, str]:

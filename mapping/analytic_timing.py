@@ -96,7 +96,7 @@ class MachineColumns:
                       "channel_slots": rates.channel_slots}  # fmt: skip
         else:
             timing = {
-                "slots": memory.p / memory.q, "read_latency": memory.read_latency_cycles, "trefi": machine.trefi_cycles,
+                "slots": memory.beats_per_cycle, "read_latency": memory.read_latency_cycles, "trefi": machine.trefi_cycles,
                 "trfc": machine.trfc_cycles, "channel_slots": 0.0,
             }  # fmt: skip
         return cls(

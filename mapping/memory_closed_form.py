@@ -46,10 +46,10 @@ class AccessStatistics:
 
 @dataclass(frozen=True, kw_only=True)
 class ClosedForm:
-    """`bursts_per_cycle` of the channel, mean latency in cycles, and the resource that bounds."""
+    """`bursts_per_cycle` of the channel, mean latency in cycles (None where the ports bound), and the resource that bounds."""
 
     bursts_per_cycle: float
-    latency_cycles: float
+    latency_cycles: float | None
     bound: str
 
 
@@ -160,7 +160,9 @@ def closed_form(timing: ChannelTiming, pattern: AccessStatistics, *, ports: int 
         if port < rate:
             rate, bound = port, "port"
     data = t.bl + p.write_share * t.cwl + (1 - p.write_share) * t.cl
-    return ClosedForm(bursts_per_cycle=rate, latency_cycles=t.queue / rate + p.activates * t.rcdrd + data, bound=bound)
+    # The queue is full where the channel is the limit; where the ports are, how full it is has no formula here.
+    latency = None if bound == "port" else t.queue / rate + p.activates * t.rcdrd + data
+    return ClosedForm(bursts_per_cycle=rate, latency_cycles=latency, bound=bound)
 
 
 def _bank_cycles(t: ChannelTiming, p: AccessStatistics) -> float:

@@ -24,7 +24,8 @@ import headrace.kernels.contract
 from headrace.hw.control import ControlParameters
 from headrace.hw.isa import ErrorCode, Op, Queue
 from headrace.hw.machine import Machine
-from headrace.hw.sim_top import MODULE, dram_of, sim_sources
+from headrace.hw.dram_ports import dram_of
+from headrace.hw.sim_top import MODULE, sim_sources
 from headrace.hw.top import control_parameters
 from headrace.models.errors import UserError
 from headrace.sim import cosim_run

@@ -12,7 +12,7 @@ import numpy as np
 from headrace.hw.isa import Instruction, Op, Queue
 from headrace.hw.machine import Machine
 from headrace.hw.top import control_parameters
-from headrace.hw.dram_ports import DramPorts
+from headrace.hw.dram_ports import dram_of
 from headrace.sim import cycle_dram, cycle_memory
 from headrace.sim.cycle_kernel import BOOT_LOADS, HALTED, REGISTERS, WATCHDOG, run
 from headrace.sim.cycle_sfu import DEPENDENCY, DRAIN, timeline
@@ -26,6 +26,10 @@ HOST_WRITE_CYCLES = 2
 def host_cycles(arguments: int) -> int:
     """Cycles from reset to the start pulse: the co-simulation's host writes the arguments and the header's address first."""
     return HOST_WRITE_CYCLES * (arguments + 1)
+
+
+MOST_REQUESTS = (1 << 31) - 1
+"""Of a DRAM channel in a run: a request's number must fit beside its place (sim/dram_core.py)."""
 
 
 class CycleError(RuntimeError):
@@ -103,7 +107,7 @@ def simulate(
     begin = host_cycles(len(arguments)) if start_cycle is None else start_cycle
     ahead = begin + 1
     fixed = cycle_memory.create(machine)
-    dram = cycle_dram.create(DramPorts.of(machine) if machine.memory.dram else None, symmetric=symmetric)
+    dram = cycle_dram.create(dram_of(machine), symmetric=symmetric)
     state, rings = _state(k)
     if machine.memory.dram:
         cycle_dram.pass_by(dram[0], ahead)
@@ -114,6 +118,8 @@ def simulate(
         (op, pc, operands, taken, _padded(loads), _padded(products), offsets, lengths, marks, _before(marks, DEPENDENCY), _before(marks, DRAIN)),
         counters, times, ahead,
     )  # fmt: skip
+    if dram["bridge"]["entered"].max() > MOST_REQUESTS:
+        raise CycleError(f"cycle {cycles}: a DRAM channel has had more than {MOST_REQUESTS} requests, whose ages are then too large to compare")
     if status != HALTED:
         what = "no instruction retires any more (watchdog)" if status == WATCHDOG else "a token counter passes its limit"
         raise CycleError(f"cycle {cycles}: {what}, queue {Queue(culprit).name}")

@@ -10,12 +10,16 @@ from numba import njit
 
 from headrace.hw.dram_ports import ADDRESS_QUEUE, READ_RING, WRITE_RING, DramPorts
 from headrace.hw.machine import MAX_PORTS
-from headrace.sim.dram_core import BANK_MASK, CHANNEL, FAR, PLACE_MASK, REQUEST_SHIFT, ROW_SHIFT, RULES, channels, cycle, enter, next_cycle, rules
+from headrace.sim.dram_core import BANK_MASK, CHANNEL, FAR, PLACE_MASK, REQUEST_SHIFT, ROW_SHIFT, RULES, channels, cycle, enter, issue_read, leave, next_cycle, rules
 
+FIELDS = 64
+"""Pieces of an address at most: more bits than the largest preset has to choose a row, column and bank, and a piece has one at least."""
 BURST = 16
 """Beats that a burst has at most, none of which crosses a multiple of it."""
 MERGE_EVERY = 64
 """Core cycles between two looks whether channels have come together again."""
+LONGEST = 1 << 22
+"""Core cycles passed at once at most: times q, which is below 2**40, they fit 63 bits."""
 
 PORT = np.dtype(
     [(name, "i8") for name in ("base_bank", "r_valid", "left", "address", "high", "next_at", "level", "q_head", "q_tail", "r_head", "r_tail", "r_sent")]
@@ -26,7 +30,8 @@ PORT = np.dtype(
 )
 """A port. Counters run on, a place is a counter modulo its ring: r_tail beats were put into the read ring, r_sent have entered the channel, r_head
 have moved to R; w_tail, w_sent, b_tail, b_head: writes put into the write ring, entered, completed, answered. Keys are row and bank as in a
-queue of the channel, high: that of the burst without its lowest bits; next_at: the core cycle in which the next beat may be put in; from: the command cycle from which an entry may enter; done: the completion cycle, FAR while it is not known."""
+queue of the channel, high: that of the burst without its lowest bits; next_at: the core cycle in which the next beat may be put in; from: the
+command cycle from which an entry may enter; done: the completion cycle, FAR while it is not known."""
 
 BRIDGE = np.dtype([("turn", "i8"), ("entered", "i8")])
 """Between ports and channel. entered: requests so far, the next one's age. The tag of a request is its port and, below bit 16, its place."""
@@ -34,7 +39,7 @@ BRIDGE = np.dtype([("turn", "i8"), ("entered", "i8")])
 DRAM = np.dtype(
     [(name, "i8") for name in ("p", "q", "whole", "rest", "phase", "last", "now", "latency", "pcs", "channels", "active", "symmetric", "merge_in")]
     + [(name, "i8") for name in ("changed", "read_lag", "write_lag", "fields")]
-    + [(name, "i8", (8,)) for name in ("mask", "bits", "up")]
+    + [(name, "i8", (FIELDS,)) for name in ("mask", "bits", "up")]
     + [("low", "i8", (BURST,))]
     + [(name, "i8", (MAX_PORTS,)) for name in ("order", "of", "apart")]
     + [("rules", RULES), ("bridge", BRIDGE, (MAX_PORTS,)), ("channel", CHANNEL, (MAX_PORTS,)), ("port", PORT, (MAX_PORTS,))]
@@ -130,10 +135,7 @@ def flow(m, number, until, horizon):
                     ok = max(column_ok[0, b], max(group_ok[0, group_of[b]], pc_ok[0, pc_of[b]]))
                     if ok <= t:
                         at, tag = t, tags[0, place]
-                        for later in range(place, head, -1):
-                            queues[0, later] = queues[0, later - 1]
-                            tags[0, later] = tags[0, later - 1]
-                        c.head[0] = head + 1
+                        leave(c, 0, place)
                         moved = True
                         break
                     soon = min(soon, ok)
@@ -202,37 +204,17 @@ def pairs(m, number, until, horizon):
             break
         if max(column_ok[0, y], max(group_ok[0, h], pc_ok[0, 1])) > since + 2:
             break
-        group_ok[0, g], group_ok[0, h] = since + 1 + p.ccdl, since + 2 + p.ccdl
-        pc_ok[0, 0], pc_ok[0, 1] = since + 1 + p.ccds, since + 2 + p.ccds
-        pc_ok[1, 0], pc_ok[1, 1] = max(pc_ok[1, 0], since + 1 + p.rtw), max(pc_ok[1, 1], since + 2 + p.rtw)
-        c.pre_ok[x], c.pre_ok[y] = max(c.pre_ok[x], since + 1 + p.rtp), max(c.pre_ok[y], since + 2 + p.rtp)
-        c.column_free = since + 3
+        issue_read(c, p, x, since + 1)
+        issue_read(c, p, y, since + 2)
         one.ring_done[a], two.ring_done[b] = since + 1 + p.cl + p.bl, since + 2 + p.cl + p.bl
         t = since + 2
         served += 1
     if served:
-        if p.one_bus:
-            c.row_free = c.column_free
-        c.counts[2] += 2 * served
         one.r_sent += served
         two.r_sent += served
         bridge.entered += 2 * served
         bridge.turn = 3
     return t
-
-
-@njit(cache=True, error_model="numpy")
-def issue_read(c, p, b, t):
-    """What an RD of bank `b` in cycle t leaves, as in `cycle`."""
-    group, pc = p.group_of[b], p.pc_of[b]
-    c.group_ok[0, group] = max(c.group_ok[0, group], t + p.ccdl)
-    c.pc_ok[0, pc] = max(c.pc_ok[0, pc], t + p.ccds)
-    c.pc_ok[1, pc] = max(c.pc_ok[1, pc], t + p.rtw)
-    c.pre_ok[b] = max(c.pre_ok[b], t + p.rtp)
-    c.column_free = t + p.column_cycles
-    if p.one_bus:
-        c.row_free = c.column_free
-    c.counts[2] += 1
 
 
 @njit(cache=True, error_model="numpy")
@@ -345,7 +327,9 @@ def same(m, group, a, b):
     """Whether two channels, both advanced to the same cycle and without writes, and their ports are in the same state but for times that are over."""
     p, x, y, bridges, ports, lanes = m.rules, m.channel[a], m.channel[b], m.bridge, m.port, group.lane
     t = x.t
-    if x.t != y.t or x.refab_pending != y.refab_pending or x.refpb_bank != y.refpb_bank or bridges[a].turn != bridges[b].turn:
+    if x.t != y.t or bridges[a].turn != bridges[b].turn:
+        return False
+    if x.refab_pending != y.refab_pending or x.refab_due != y.refab_due or x.refpb_bank != y.refpb_bank or x.refpb_event != y.refpb_event:
         return False
     if x.slots_used != y.slots_used or x.tail[0] - x.head[0] != y.tail[0] - y.head[0] or x.write_mode != y.write_mode:
         return False
@@ -477,7 +461,8 @@ def still(m, most):
             waits = waits or port.r_head != port.r_tail
     if not waits:
         return most
-    # Column commands come `read_lag` before their completion, so no channel gets ahead of what the core may still ask.
+    # A completion that is not known by `until` comes after until + read_lag: no channel gets ahead of what the core may still ask.
+    most = min(most, LONGEST)
     end = m.last + (most * m.q - m.phase + m.p - 1) // m.p
     until = m.last - 1
     while True:
@@ -492,7 +477,7 @@ def still(m, most):
             ahead = found + 1 - m.last
             first = ((ahead - 1) * m.p + m.phase) // m.q + 1 if ahead > 0 else 1
             return min(most, first - 1)
-        until += m.read_lag - 4
+        until += m.read_lag
         if until >= end:
             return most
 
@@ -500,9 +485,12 @@ def still(m, most):
 @njit(cache=True, error_model="numpy")
 def pass_by(m, cycles):
     """Core cycles in which nothing happens."""
-    ticks = (cycles * m.q - m.phase + m.p - 1) // m.p
-    m.last += ticks
-    m.phase += ticks * m.p - cycles * m.q
+    while cycles > 0:
+        some = min(cycles, LONGEST)
+        ticks = (some * m.q - m.phase + m.p - 1) // m.p
+        m.last += ticks
+        m.phase += ticks * m.p - some * m.q
+        cycles -= some
 
 
 @njit(cache=True, error_model="numpy")

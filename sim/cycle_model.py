@@ -109,7 +109,7 @@ def chrome_trace(result: CycleResult, program: Sequence[Instruction], machine: M
     """Retired instructions as a Chrome trace (opens in Perfetto): one thread per queue, times in microseconds.
 
     LD and MV overlap their instructions: a span begins when its instruction has started and the one before it has retired. `args` hold the
-    cycles of dispatch, start and retirement. SYS instructions shorter than a handful of cycles stand there like all others.
+    cycles of dispatch, start and retirement; `marks` those of the step's begin (0) and end (1), before which the prologue runs. SYS instructions shorter than a handful of cycles stand there like all others.
     """
     scale = 1e6 / machine.clock_hz
     events = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": name}}]
@@ -127,4 +127,4 @@ def chrome_trace(result: CycleResult, program: Sequence[Instruction], machine: M
              "ts": begin * scale, "dur": (end - begin) * scale,
              "args": {"pc": pc, "op": instruction.op.name, "dispatched": dispatched, "started": started, "retired": retired}}
         )  # fmt: skip
-    return {"traceEvents": events, "otherData": {"machine": machine.name, "clock_hz": machine.clock_hz, "cycles": result.cycles, "level": "cycle"}}
+    return {"traceEvents": events, "otherData": {"machine": machine.name, "clock_hz": machine.clock_hz, "cycles": result.cycles, "marks": dict(result.marks), "level": "cycle"}}

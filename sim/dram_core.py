@@ -100,6 +100,49 @@ def enter(c, p, request, tag, row, bank, write):
 
 
 @njit(cache=True, nogil=True)
+def leave(c, kind, place):
+    """The entry at `place` of a queue leaves it; those before it move up."""
+    queues, tags, bound, first = c.queues, c.tags, c.bound, c.head[kind]
+    for later in range(place, first, -1):
+        queues[kind, later] = queues[kind, later - 1]
+        tags[kind, later] = tags[kind, later - 1]
+        bound[kind, later] = bound[kind, later - 1]
+    c.head[kind] = first + 1
+
+
+@njit(cache=True, nogil=True)
+def issue_read(c, p, b, t):
+    """What an RD of bank b in cycle t leaves for later commands."""
+    group, pc = p.group_of[b], p.pc_of[b]
+    c.group_ok[0, group] = max(c.group_ok[0, group], t + p.ccdl)
+    c.pc_ok[0, pc] = max(c.pc_ok[0, pc], t + p.ccds)
+    c.pc_ok[1, pc] = max(c.pc_ok[1, pc], t + p.rtw)
+    c.pre_ok[b] = max(c.pre_ok[b], t + p.rtp)
+    c.counts[2] += 1
+    hold_column(c, p, t)
+
+
+@njit(cache=True, nogil=True)
+def issue_write(c, p, b, t):
+    """What a WR of bank b in cycle t leaves for later commands."""
+    group, pc = p.group_of[b], p.pc_of[b]
+    c.group_ok[1, group] = max(c.group_ok[1, group], t + p.ccdl)
+    c.pc_ok[1, pc] = max(c.pc_ok[1, pc], t + p.ccds)
+    c.group_ok[0, group] = max(c.group_ok[0, group], t + p.cwl + p.bl + p.wtrl)
+    c.pc_ok[0, pc] = max(c.pc_ok[0, pc], t + p.cwl + p.bl + p.wtrs)
+    c.pre_ok[b] = max(c.pre_ok[b], t + p.write_hold)
+    c.counts[3] += 1
+    hold_column(c, p, t)
+
+
+@njit(cache=True, nogil=True)
+def hold_column(c, p, t):
+    c.column_free = t + p.column_cycles
+    if p.one_bus:
+        c.row_free = c.column_free
+
+
+@njit(cache=True, nogil=True)
 def cycle(c, p):
     """Steps 1 to 5 in cycle c.t. Gives (the tag of the request whose RD or WR is issued or -1, 1 for a write, whether any command is issued).
 
@@ -335,17 +378,10 @@ def cycle(c, p):
                     entry = queues[kind, place]
                     if entry >> REQUEST_SHIFT != column_request and (entry & PLACE_MASK) == (row << ROW_SHIFT | b):
                         precharge = False
-        group_ok[w, group] = max(group_ok[w, group], t + p.ccdl)
-        pc_ok[w, pc] = max(pc_ok[w, pc], t + p.ccds)
         if w:
-            group_ok[0, group] = max(group_ok[0, group], t + p.cwl + p.bl + p.wtrl)
-            pc_ok[0, pc] = max(pc_ok[0, pc], t + p.cwl + p.bl + p.wtrs)
-            pre_ok[b] = max(pre_ok[b], t + p.write_hold)
-            counts[3] += 1
+            issue_write(c, p, b, t)
         else:
-            pc_ok[1, pc] = max(pc_ok[1, pc], t + p.rtw)
-            pre_ok[b] = max(pre_ok[b], t + p.rtp)
-            counts[2] += 1
+            issue_read(c, p, b, t)
         if precharge:
             open_row[b] = -1
             closing = max(act_at[b] + p.ras, t + (p.write_hold if w else p.rtp))
@@ -361,16 +397,9 @@ def cycle(c, p):
                     slots[s] = slots[c.slots_used]
                     break
         else:
-            for place in range(column_place, head[mode], -1):
-                queues[mode, place] = queues[mode, place - 1]
-                tags[mode, place] = tags[mode, place - 1]
-                bound[mode, place] = bound[mode, place - 1]
-            head[mode] += 1
+            leave(c, mode, column_place)
             if row_kind and row_place >= 0 and row_place < column_place:
                 row_place += 1
-        c.column_free = t + p.column_cycles
-        if p.one_bus:
-            c.row_free = c.column_free
     if row_kind:
         b = row_bank
         pc = pc_of[b]
@@ -379,11 +408,7 @@ def cycle(c, p):
             request = queues[mode, row_place] >> REQUEST_SHIFT
             key = queues[mode, row_place] & PLACE_MASK
             tag = tags[mode, row_place]
-            for place in range(row_place, head[mode], -1):
-                queues[mode, place] = queues[mode, place - 1]
-                tags[mode, place] = tags[mode, place - 1]
-                bound[mode, place] = bound[mode, place - 1]
-            head[mode] += 1
+            leave(c, mode, row_place)
             alike = 0
             for kind in range(2):
                 found = 0

@@ -100,11 +100,12 @@ def run_closed(config: MemoryConfig, timing: ChannelTiming, workload: DramWorklo
     return _document(config, len(workload), len(workload) / found.bursts_per_cycle, found.latency_cycles, hops, {"bound": found.bound})
 
 
-def _document(config: MemoryConfig, bursts: int, cycles: float, latency: float, hops: int, extra: dict[str, Any]) -> dict[str, Any]:
+def _document(config: MemoryConfig, bursts: int, cycles: float, latency: float | None, hops: int, extra: dict[str, Any]) -> dict[str, Any]:
     bandwidth = bursts * config.organisation.burst_bytes / (cycles * config.tck_ps * 1e-12)
     document = {"bandwidth_bytes_per_s": bandwidth, "efficiency": bandwidth / config.peak_bytes_per_s, "latency_cycles_mean": latency}
     if config.port is not None:
-        document["latency_ns_mean"] = latency * config.tck_ps * 1e-3 + config.port.latency_ns + hops * config.port.hop_ns
+        fixed = config.port.latency_ns + hops * config.port.hop_ns
+        document["latency_ns_mean"] = None if latency is None else latency * config.tck_ps * 1e-3 + fixed
     elif hops:
         raise UserError(f"--hops {hops}: {config.name} has no crossbar (no 'port' in the preset); allowed: 0")
     return document | extra

@@ -1,5 +1,6 @@
 """Latency, energy and resources of a workload on a machine, from sizes alone: the document that `headrace estimate` prints."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,7 +83,7 @@ def deliverable_bytes_per_cycle(machine: Machine) -> float:
 
 
 def peak_bytes_per_cycle(machine: Machine) -> float:
-    return machine.word_bytes * machine.memory.p / machine.memory.q
+    return machine.word_bytes * machine.memory.beats_per_cycle
 
 
 def utilisation(machine: Machine, cycles: float, macs: float, required: float) -> dict[str, float]:
@@ -100,11 +101,12 @@ def utilisation(machine: Machine, cycles: float, macs: float, required: float) -
 
 def estimate(
     config: LlamaConfig, scheme: Scheme, machine: Machine, board: Board, table: EnergyTable | None, workload: Workload, *,
-    by_op: bool = False, scope: str = "board", level: str = "analytic",
+    by_op: bool = False, scope: str = "board", level: str = "analytic", note: Callable[[str], None] = lambda text: None,
 ) -> dict:
     """The document of design section 7 without its stamp. `table` None: no energies are known for the board and they are null.
 
     level "cycle": cycles are those of `sim.cycle`, which runs the compiled program; bounds, events and resources stay the closed forms'.
+    note is told before the work starts that takes long.
     """
     if level not in LEVELS:
         raise UserError(f"level = {level}; allowed: {', '.join(LEVELS)}")
@@ -137,6 +139,9 @@ def estimate(
         "board": board_fit(machine, board, resources),
         "energy_scope": scope,
     }  # fmt: skip
+    if level == "cycle":
+        passes = 1 if workload.context is not None else workload.prefill + workload.decode
+        note(f"cycle level: {passes:,} passes of {config.name}")
     run = _Run(config, scheme, bits, machine, table, resources, batch, scope, plan if level == "cycle" else None)
     if workload.context is not None:
         document |= run.one_step(workload.context, by_op)

@@ -60,7 +60,10 @@ def command(
     workload = Workload(
         prefill=prefill_tokens or DEFAULT_TOKENS, decode=decode_steps or DEFAULT_TOKENS, batch=batch, context=context
     )
-    document = estimate(config, scheme, description, board, table, workload, by_op=by_op, scope=energy_scope, level=level)
+    document = estimate(
+        config, scheme, description, board, table, workload, by_op=by_op, scope=energy_scope, level=level,
+        note=lambda text: click.echo(f"headrace: {text}", err=True),
+    )  # fmt: skip
     if trace_file is not None:
         write = step_trace if level == "analytic" else cycle_trace
         trace = write(config, check_scheme(scheme), description, context or workload.longest)

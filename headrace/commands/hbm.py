@@ -38,7 +38,8 @@ def command(
 ) -> None:  # fmt: skip
     """Run an access pattern on one DRAM channel and report bandwidth, efficiency and latency.
 
-    Efficiency is bandwidth over the channel's peak. Cycles are of the command clock; a latency runs from a burst's acceptance to the end of its data.
+    Efficiency is bandwidth over the channel's peak. Cycles are of the command clock; a latency runs from a burst's acceptance to the end of its data, and in ns
+    also takes what the preset's port adds. In closed form it is that of a full queue: none is given where the ports are the limit.
     """
     from headrace.hw.memory_timing import load_memory, user_timing
     from headrace.sim.dram_run import DEFAULT_ACCESSES, port_ratio, prepare, run_burst, run_closed, run_rtl
@@ -66,4 +67,6 @@ def command(
         emit_json(said | document, used, seed)
         return
     click.echo(f"{config.name}, {pattern}, refresh {refresh}, queue {timing.queue}: {SAYS[level]}\n")
-    print_table(["figure", "value"], [[name, value] for name, value in document.items()])
+    commands = document.pop("commands", {})
+    rows = [*document.items(), *((f"{name.upper()} commands", count) for name, count in commands.items())]
+    print_table(["figure", "value"], [list(row) for row in rows])

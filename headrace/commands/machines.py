@@ -3,7 +3,8 @@
 import click
 
 from headrace.hw.board import DESCRIPTIVE, Board, check_fit, load_board
-from headrace.hw.machine import Machine, load_machine
+from headrace.hw.dram_ports import DramPorts, dram_of
+from headrace.hw.machine import FIXED_LATENCY_FIELDS, Machine, load_machine
 from headrace.models.configfile import list_configs, split_overrides
 from headrace.models.errors import UserError
 from headrace.options import json_option, seed_option, set_option
@@ -50,11 +51,14 @@ def list_command(as_json: bool = False, seed: int = 0) -> None:
 def show_command(machine: str, overrides: tuple[str, ...], as_json: bool, seed: int) -> None:
     """Print every field of a machine and every size derived from it."""
     description, board = _load(machine, overrides)
-    document = {"machine": description.model_dump(), "derived": description.derived(), "board": board.model_dump()}
+    dram = dram_of(description)
+    document = {"machine": description.model_dump(), "derived": description.derived() | _dram_rows(dram), "board": board.model_dump()}
     if as_json:
         emit_json(document, [description, board], seed)
         return
-    print_table(["field", "value"], _flatten(document["machine"]), title=f"machine {description.name} (as described)")
+    unused = {f"memory.{name}" for name in FIXED_LATENCY_FIELDS} if description.memory.dram else set()
+    fields = [row for row in _flatten(document["machine"]) if row[0] not in unused]
+    print_table(["field", "value"], fields, title=f"machine {description.name} (as described)")
     derived = [("dsps (array)" if name == "dsps" else name, value) for name, value in document["derived"].items()]
     print_table(["derived", "value"], derived, title="\nderived from it")
     rows = [[name, value, "description only" if name in DESCRIPTIVE else "read by estimates"] for name, value in document["board"].items()]
@@ -94,6 +98,15 @@ def _load(machine: str, overrides: tuple[str, ...]) -> tuple[Machine, Board]:
         raise UserError(f"--set scheme.{groups['scheme'][0]}: this command uses no scheme")
     description = load_machine(machine, groups["machine"])
     return description, load_board(description.board, groups["board"])
+
+
+def _dram_rows(dram: DramPorts | None) -> dict[str, object]:
+    """What of the channels behind the ports decides time (docs/memory.md, section 12)."""
+    if dram is None:
+        return {}
+    t = dram.timing
+    return {"dram_channels": dram.channels, "dram_command_clocks_per_cycle": dram.q / dram.p, "dram_latency_cycles": dram.latency,
+            "dram_refresh": t.refresh, "dram_queue": t.queue, "dram_page": t.page}  # fmt: skip
 
 
 def _flatten(group: dict, prefix: str = "") -> list[tuple[str, object]]:

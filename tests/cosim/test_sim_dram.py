@@ -181,7 +181,7 @@ def test_every_handshake_in_its_cycle(tmp_path):
     traffic, image, events = compare(config, 0, tmp_path)
     # The comparison fails for a model that is off by one cycle.
     for wrong in (
-        dataclasses.replace(config, latency=config.latency + 1),
+        dataclasses.replace(config, fixed_cycles=config.latency + 1),
         dataclasses.replace(config, p=config.p + 1),
         dataclasses.replace(config, timing=dataclasses.replace(config.timing, cwl=config.timing.cwl + 1)),
     ):

@@ -1,11 +1,15 @@
 """The cycle simulator with DRAM channels behind the ports: symmetry against stepping every channel, unloaded latencies, refusals."""
 
-from dataclasses import fields
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from random_programs import RandomProgram
 
+import headrace.configs
+from headrace.cli import main
 from headrace.hw.dram_ports import DramPorts
 from headrace.hw.isa import Instruction, Op
 from headrace.hw.ld_unit import LdUnit
@@ -19,6 +23,7 @@ from headrace.sim import cycle
 from headrace.sim.cycle import simulate
 from headrace.sim.cycle_model import run_step, span
 
+CONFIGS = Path(headrace.configs.__path__[0])
 HALT = Instruction(Op.HALT)
 
 
@@ -43,6 +48,74 @@ def test_symmetry_gives_what_every_channel_gives(made, first):
         assert one.cycles == all_.cycles and one.counters == all_.counters, seed
         for field in ("dispatched", "started", "retired"):
             assert np.array_equal(getattr(one, field), getattr(all_, field)), (seed, field)
+
+
+def preset(folder, *, timings, mapping=None, **organisation):
+    """`u280-hbm2` with other timings, as a file."""
+    document = yaml.safe_load((CONFIGS / "memories" / "u280-hbm2.yaml").read_text())
+    document |= {"derived": [], "recall": []} | ({"mapping": mapping} if mapping else {})
+    for name in timings:
+        document["timings"].pop(f"{name}_ns", None)
+    if timings.get("rfc", 1) == 0:
+        del timings["rfc"]
+    document["timings"] |= timings
+    document["organisation"] |= organisation
+    path = folder / "preset.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def test_symmetry_with_refreshes_that_fall_behind(tmp_path):
+    """Per-bank refreshes so frequent that one waits for the other: channels whose refreshes are not equally far are not the same."""
+    often = {"refi": 20, "rfc": 0, "rfcpb": 1, "rrefd": 0}
+    order = ["column", "bank", "bank_group", "row", "pc"]
+    made = load_machine("nano", [
+        "memory.ports=8", "array.macs_per_cycle=512", "clock_hz=450e6",
+        f"memory.dram={preset(tmp_path, timings=often, mapping=order, bank_groups=1, banks_per_group=1)}",
+    ])  # fmt: skip
+    program = RandomProgram(made, 3, length=600)
+    one, each = (simulate(program.instructions, made, program_word=program.program_section.base, symmetric=flag) for flag in (True, False))
+    assert one.cycles == each.cycles and np.array_equal(one.retired, each.retired) and one.counters == each.counters
+
+
+def test_short_latencies_end(tmp_path):
+    made = load_machine("nano", [f"memory.dram={preset(tmp_path, timings={'cl': 1, 'bl': 1, 'rtw': 3})}"])
+    slow = simulate([load(0), HALT], machine(), program_word=1 << 20).cycles
+    assert 20 < simulate([load(0), HALT], made, program_word=1 << 20).cycles < slow
+
+
+def test_clocks_of_many_digits_and_long_waits():
+    """p/q with a denominator of 10**12: products of it with a long watchdog or a late start pass 63 bits."""
+    made = [load_machine("nano", ["memory.dram=u280-hbm2", f"clock_hz={hz}", "control.watchdog_cycles=12_000_000"]) for hz in (2.25e8, 224999999.0)]
+    for start in (None, 10_000_000):
+        near, odd = (simulate([load(0), HALT], m, program_word=1 << 20, start_cycle=start) for m in made)
+        assert abs(near.cycles - odd.cycles) <= 2 and abs(near.counters["boot_cycles"] - odd.counters["boot_cycles"]) <= 2
+
+
+def test_a_mapping_of_many_pieces(tmp_path):
+    pieces = ["column:1", "bank:1", "column:1", "bank:1", "column:1", "bank_group:1", "column", "row:3", "bank_group", "row", "pc", "column"]
+    made = load_machine("nano", [f"memory.dram={preset(tmp_path, timings={}, mapping=pieces)}"])
+    ports = DramPorts.of(made)
+    assert len(ports.fields) == 10, "pc and a field of no bits are left out"
+    assert simulate([load(0), HALT], made, program_word=1 << 20).cycles > 20
+
+
+@pytest.mark.parametrize("level", ["analytic", "cycle"])
+def test_fields_of_the_fixed_memory_do_not_count(level, capsys):
+    """p, q and the rest describe the other memory: with them set, estimates are the same."""
+    said = []
+    for more in ([], ["--set", "memory.p=1", "--set", "memory.q=4", "--set", "memory.trefi_ns=100", "--set", "memory.trfc_ns=90"]):
+        assert main(["estimate", "embedded", "nano", "--context", "40", "--level", level, "--json", "--set", "memory.dram=u280-hbm2", *more]) == 0
+        said.append(json.loads(capsys.readouterr().out)["step"])
+    assert said[0] == said[1]
+
+
+def test_machines_show_and_check_know_the_channels(capsys):
+    assert main(["machines", "show", "milli"]) == 0
+    shown = capsys.readouterr().out
+    assert "dram_channels" in shown and "trefi" not in shown and "read_latency" not in shown
+    assert main(["machines", "check", "nano", "--set", "memory.dram=kv260-ddr4"]) == 2
+    assert "64 bytes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -121,4 +194,3 @@ def test_addresses_follow_the_presets_mapping():
     seen = {ports.split(beat) for beat in range(1 << 8)}
     assert len(seen) == 8, "256 beats of 32 bytes: eight rows of 1 KiB, in eight banks"
     assert ports.split(1 << bits) == ports.split(0), "bits beyond the row are dropped"
-    assert {field.name for field in fields(ports)} >= {"latency", "p", "q"}
