@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from headrace.models.configfile import StrictModel
@@ -22,10 +23,17 @@ GROUP_META_BITS = 20
 ROW_SCALE_BYTES = 4
 
 
+BLOCK = 16
+"""N:16 sparsity keeps the same number of weights in every row of a block of 16 rows and 16 columns."""
+
+BLOCK_COUNT_BITS = 3
+"""How many of its 16 columns a block keeps: 2, 4, 8, 12 or 16."""
+
+
 class Sparsity(StrictModel):
     """N:16 along K: `n` of every `m` weights are kept; `index_share` rows share one index."""
 
-    n: Literal[2, 4, 8, 16]
+    n: Literal[2, 4, 8, 12, 16]
     m: Literal[16] = 16
     index_share: Literal[1, 2] = 2
 
@@ -37,7 +45,7 @@ class Scheme(StrictModel):
     description: str = ""
     weight_bits: Literal[2, 3, 4, 5, 6, 8]
     linear_bits: dict[str, Literal[2, 3, 4, 5, 6, 8]] = Field(default_factory=dict)
-    group: Literal[32] = 32
+    group: Literal[32, 64, 128] = 32
     embedding_bits: Literal[8] = 8
     lm_head_bits: Literal[8] = 8
     activation_bits: Literal[8, 16] = 8
@@ -66,6 +74,21 @@ def matrix_bytes(rows: int, columns: int, bits: int, group: int = 32) -> int:
     """Required bytes of one dense weight matrix: codes, group metadata (below 8 bits) and row scales; no padding."""
     groups = 0 if bits == 8 else rows * -(-columns // group)
     return -(-(rows * columns * bits + groups * GROUP_META_BITS) // 8) + rows * ROW_SCALE_BYTES
+
+
+def sparse_bytes(counts: np.ndarray, rows: int, bits: int, group: int, index_share: int) -> int:
+    """Required bytes of an N:16 sparse matrix: kept codes, metadata of groups of stored codes, indices and row scales; no padding.
+
+    counts: [ceil(rows / 16), ceil(K / 16)], the columns that a row keeps in each block. A block's index is the smaller of a bitmap
+    (16 bits) and a list (4 bits a column), one for `index_share` rows; a block that keeps all 16 has none. Each block states its count.
+    """
+    counts = np.asarray(counts, np.int64)
+    rows_of = np.minimum(BLOCK, rows - BLOCK * np.arange(len(counts)))[:, None]
+    stored = counts.sum(axis=1, keepdims=True)
+    groups = 0 if bits == 8 else int((rows_of * -(-stored // group)).sum())
+    index_bits = np.where(counts == BLOCK, 0, np.minimum(BLOCK, 4 * counts)) * -(-rows_of // index_share)
+    total = int((counts * rows_of).sum()) * bits + groups * GROUP_META_BITS + int(index_bits.sum()) + counts.size * BLOCK_COUNT_BITS
+    return -(-total // 8) + rows * ROW_SCALE_BYTES
 
 
 def refuse_sparse(scheme: Scheme) -> None:
