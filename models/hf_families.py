@@ -145,8 +145,8 @@ def _windowed(window: int | None, layers: tuple[int, ...]) -> dict[str, object]:
     return {"window": window, "window_layers": layers} if window is not None and layers else {}
 
 
-def _llama_like(fields: ConfigFields, *, kv_heads: int | None = None, head_dim: int | None = None, activation: str | None = None,
-                tie: bool = False, rope: bool = True) -> dict[str, object]:
+def _llama_like(fields: ConfigFields, *, kv_heads: int | None = None, head_dim: int | None = None, max_positions: int = 2048,
+                activation: str | None = None, tie: bool = False, rope: bool = True) -> dict[str, object]:
     """Sizes of a decoder with RMS norms and a gated MLP, in the words of the Llama class."""
     heads, width = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     per_head = fields.head_dim(width, heads, field="hidden_size", heads_field="num_attention_heads", default=head_dim)
@@ -155,7 +155,7 @@ def _llama_like(fields: ConfigFields, *, kv_heads: int | None = None, head_dim: 
         "kv_heads": fields.integer("num_key_value_heads", heads if kv_heads is None else kv_heads),
         "ffn": fields.integer("intermediate_size"), "rms_eps": fields.get("rms_norm_eps", 1e-6),
         "activation": fields.activation("hidden_act", "silu") if activation is None else activation,
-        "max_positions": fields.integer("max_position_embeddings", 2048), "tie_embeddings": fields.boolean("tie_word_embeddings", tie),
+        "max_positions": fields.integer("max_position_embeddings", max_positions), "tie_embeddings": fields.boolean("tie_word_embeddings", tie),
     }
     if rope:
         turned = _rope(fields, per_head)
@@ -170,7 +170,7 @@ def _llama(fields: ConfigFields) -> dict[str, object]:
 
 
 def _mistral(fields: ConfigFields) -> dict[str, object]:
-    result = _llama_like(fields, kv_heads=8)
+    result = _llama_like(fields, kv_heads=8, max_positions=131072)
     # An absent field is the class's 4096, null is no window.
     window = fields.integer("sliding_window", 4096) if fields.document.get("sliding_window", 4096) is not None else None
     return result | _windowed(window, fields.layer_types(result["layers"], lambda layer: True))
@@ -186,18 +186,18 @@ def _qwen(fields: ConfigFields, result: dict[str, object]) -> dict[str, object]:
 
 
 def _qwen2(fields: ConfigFields) -> dict[str, object]:
-    return _qwen(fields, _llama_like(fields, kv_heads=32) | {"biases": ("q", "k", "v")})
+    return _qwen(fields, _llama_like(fields, kv_heads=32, max_positions=32768) | {"biases": ("q", "k", "v")})
 
 
 def _qwen3(fields: ConfigFields) -> dict[str, object]:
     biases = ("q", "k", "v", "o") if fields.boolean("attention_bias", False) else ()
-    return _qwen(fields, _llama_like(fields, kv_heads=32, head_dim=128) | {"biases": biases, "qk_norm": True})
+    return _qwen(fields, _llama_like(fields, kv_heads=32, head_dim=128, max_positions=32768) | {"biases": biases, "qk_norm": True})
 
 
-def _gemma(fields: ConfigFields, *, rope: bool) -> dict[str, object]:
+def _gemma(fields: ConfigFields, *, rope: bool, max_positions: int) -> dict[str, object]:
     """What Gemma 2 and 3 share: norms after both halves of a layer, scaled embeddings, a score factor of their own."""
     activation = fields.activation("hidden_activation", "gelu_pytorch_tanh")
-    result = _llama_like(fields, kv_heads=4, head_dim=256, activation=activation, tie=True, rope=rope)
+    result = _llama_like(fields, kv_heads=4, head_dim=256, max_positions=max_positions, activation=activation, tie=True, rope=rope)
     scalar = fields.number("query_pre_attn_scalar", 256)
     if not 1e-3 <= scalar <= 1e6:
         raise fields.refuse("query_pre_attn_scalar", scalar, "a number from 0.001 to 1e+06")
@@ -208,7 +208,7 @@ def _gemma(fields: ConfigFields, *, rope: bool) -> dict[str, object]:
 
 
 def _gemma2(fields: ConfigFields) -> dict[str, object]:
-    result = _gemma(fields, rope=True)
+    result = _gemma(fields, rope=True, max_positions=8192)
     caps = {
         "score_cap": fields.number("attn_logit_softcapping", None if "attn_logit_softcapping" in fields.document else 50.0),
         "logit_cap": fields.number("final_logit_softcapping", None if "final_logit_softcapping" in fields.document else 30.0),
@@ -220,7 +220,7 @@ def _gemma2(fields: ConfigFields) -> dict[str, object]:
 def _gemma3(fields: ConfigFields) -> dict[str, object]:
     """Gemma 3's text model: every sixth layer sees everything, with a theta of its own and stretched positions."""
     fields.only("use_bidirectional_attention", False)
-    result = _gemma(fields, rope=False)
+    result = _gemma(fields, rope=False, max_positions=131072)
     pattern = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
     if pattern < 1:
         raise fields.refuse("sliding_window_pattern", pattern, "1 and up")

@@ -38,7 +38,7 @@ CASES: dict[str, tuple[str, dict]] = {
     "gpt2": ("GPT2LMHeadModel", _GPT2),
     "gpt2-untied": ("GPT2LMHeadModel", _GPT2 | {"tie_word_embeddings": False, "n_inner": 100}),
     "opt": ("OPTForCausalLM", _OPT),
-    "gemma2": ("Gemma2ForCausalLM", _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}),
+    "gemma2": ("Gemma2ForCausalLM", _GEMMA | {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 20.0}),
     "gemma2-uncapped": ("Gemma2ForCausalLM", _GEMMA | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "attention_bias": True}),
     "gemma3": ("Gemma3ForCausalLM", _GEMMA | {"num_hidden_layers": 7, "num_key_value_heads": 1}),
     "gemma3-stretched": (
@@ -69,3 +69,8 @@ def weight(name: str, shape: tuple[int, ...], *, gemma: bool = False) -> np.ndar
 def tokens() -> np.ndarray:
     """int64 [TOKENS], below the 61 of every configuration."""
     return (np.random.PCG64(5).random_raw(TOKENS) % np.uint64(61)).astype(np.int64)
+
+
+def stored_weights(class_name: str, shapes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Name -> seeded weight of the tensors of one of `CASES`."""
+    return {name: weight(name, tuple(shape), gemma=class_name.startswith("Gemma")) for name, shape in shapes.items()}

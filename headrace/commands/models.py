@@ -101,7 +101,7 @@ def _plain_llama(model: str, scheme: Scheme) -> dict[str, object]:
 
 
 def _described(model: str, scheme: Scheme) -> dict[str, object] | None:
-    """What a config.json says of its architecture; None for a name, a GGUF file, and a Llama that the other commands take too."""
+    """What a config.json says of its architecture; None for a name, a GGUF file, and a plain Llama, whose sizes are its graph's."""
     from headrace.models.architectures import describe
     from headrace.models.hf import read_hf_config
     from headrace.models.registry import model_path
@@ -111,8 +111,8 @@ def _described(model: str, scheme: Scheme) -> dict[str, object] | None:
         return None
     if path.is_dir():
         try:
-            read_hf_config(path)
-            return None
+            if read_hf_config(path).plain_llama:
+                return None
         except UserError:
             pass
     described = describe(path)

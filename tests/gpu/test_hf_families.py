@@ -4,39 +4,27 @@ import sys
 
 import numpy as np
 import pytest
-from hf_families import CASES, tokens, weight
+from hf_families import CASES, tokens
 
 from headrace.models.hf import load_hf
 from headrace.sim.float_model import FloatExecutor
 
 pytestmark = pytest.mark.gpu
 torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("transformers")
 
 
-def build(name: str):
-    """The published class with the seeded weights, in eval mode."""
-    class_name, fields = CASES[name]
-    cls = getattr(transformers, class_name)
-    config = cls.config_class(**fields)
-    config._attn_implementation = "eager"
-    model = cls(config).to(torch.float32).eval()
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            parameter.copy_(torch.from_numpy(weight(parameter_name, tuple(parameter.shape), gemma=class_name.startswith("Gemma"))))
-    return model
+@pytest.fixture(scope="module")
+def reference():
+    import hf_reference
 
-
-def logits_of(model) -> np.ndarray:
-    """float32 [tokens, vocab]."""
-    with torch.no_grad():
-        return model(torch.from_numpy(tokens()[None])).logits[0].float().numpy()
+    return hf_reference
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_equal_the_published_class(tmp_path, name):
-    model = build(name)
-    expected = logits_of(model)
+def test_logits_equal_the_published_class(tmp_path, reference, name):
+    model = reference.build(name)
+    expected = reference.logits_of(model)
     model.save_pretrained(tmp_path)
     loaded = load_hf(tmp_path)
     assert loaded.config.parameters == sum(p.numel() for p in model.parameters())
@@ -50,9 +38,9 @@ def test_logits_equal_the_published_class(tmp_path, name):
         assert np.allclose(executor.step(tokens()[position]), expected[position], rtol=1e-4, atol=1e-4), position
 
 
-def test_a_weight_that_differs_is_seen(tmp_path):
-    model = build("gemma3")
-    expected = logits_of(model)
+def test_a_weight_that_differs_is_seen(tmp_path, reference):
+    model = reference.build("gemma3")
+    expected = reference.logits_of(model)
     with torch.no_grad():
         model.model.layers[3].post_feedforward_layernorm.weight[0] += 0.05
     model.save_pretrained(tmp_path)
