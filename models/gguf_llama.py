@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.models.errors import UserError
-from headrace.models.gguf_file import GgufFile
+from headrace.models.gguf_file import CODE_TYPES, GgufFile
 from headrace.models.graph import LlamaConfig
 from headrace.models.model import GroupCodes, LazyMapping, Model
 from headrace.models.tokenizer import Tokenizer
@@ -18,6 +18,7 @@ _LAYER_TENSORS = {
     "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down",
 }
 _OUTER_TENSORS = {"embedding": "token_embd.weight", "final_norm": "output_norm.weight", "lm_head": "output.weight"}
+_field = GgufFile.field
 
 
 def load_gguf(path: str | Path) -> Model:
@@ -39,10 +40,10 @@ def load_gguf(path: str | Path) -> Model:
 
         return read
 
-    q4_1 = [name for name, source in sources.items() if file.tensors[source].type_name == "Q4_1"]
+    coded = [name for name, source in sources.items() if file.tensors[source].type_name in CODE_TYPES]
     return Model(
         config=config, weights=LazyMapping({name: reader(name) for name in sources}),
-        codes=LazyMapping({name: code_reader(name) for name in q4_1}), tokenizer=_tokenizer(file, config),
+        codes=LazyMapping({name: code_reader(name) for name in coded}), tokenizer=_tokenizer(file, config),
     )
 
 
@@ -76,19 +77,6 @@ def _tensor_name(name: str) -> str:
         return _OUTER_TENSORS[name]
     _, layer, kind = name.split(".")
     return f"blk.{layer}.{_LAYER_TENSORS[kind]}.weight"
-
-
-def _field(file: GgufFile, key: str, kind: type, default: object = None) -> object:
-    """A field of the wanted Python type; UserError when it is missing without a default or of another type."""
-    value = file.fields.get(key, default)
-    if value is None:
-        raise UserError(f"{file.source}: field {key} is missing")
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        shown = repr(value) if isinstance(value, (str, int, float)) else type(value).__name__
-        raise UserError(f"{file.source}: field {key} = {shown[:60]}; allowed is one {kind.__name__}")
-    return value
 
 
 def _config(file: GgufFile, name: str) -> LlamaConfig:

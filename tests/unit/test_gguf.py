@@ -88,12 +88,12 @@ def path(tmp_path):
     return tmp_path / "tiny.gguf"
 
 
-@pytest.mark.parametrize("linear", ["Q4_1", "Q8_0", "F16"])
+@pytest.mark.parametrize("linear", ["Q4_1", "Q4_0", "Q5_0", "Q8_0", "F16", "BF16"])
 def test_values_equal_the_gguf_packages(path, linear):
     stored = write(path, linear=linear)
     model = load_gguf(path)
     assert model.config.tie_embeddings and model.config.ffn == FFN and model.config.head_dim == HEAD_DIM
-    assert bool(model.codes) == (linear == "Q4_1")
+    assert bool(model.codes) == (linear in ("Q4_0", "Q4_1"))
 
     def reference(name):
         data, dtype = stored[name]
@@ -197,8 +197,8 @@ def test_lying_counts_are_refused_before_memory_is_taken(path):
 
 def test_unsupported_tensor_type_is_named(path):
     write(path)
-    patched(path, b"blk.0.ffn_up.weight", 4 + 16, struct.pack("<I", 12))
-    with pytest.raises(UserError, match="blk.0.ffn_up.weight has type Q4_K; allowed are F32, F16, Q4_1, Q8_0"):
+    patched(path, b"blk.0.ffn_up.weight", 4 + 16, struct.pack("<I", 15))
+    with pytest.raises(UserError, match="blk.0.ffn_up.weight has type Q8_K; allowed are F32, F16, BF16, Q4_0, Q4_1"):
         load_gguf(path)
 
 
