@@ -219,8 +219,8 @@ def test_block_scale_that_is_not_finite(path):
         ({"attention.head_count": 0}, "head_count"), ({"expert_count": 8}, "llama.expert_count = 8; allowed is 0"),
         ({"block_count": 3}, "blk.2.attn_norm.weight is missing"), ({"block_count": None}, "llama.block_count is missing"),
         ({"block_count": 1}, "not part of a plain llama model"), ({"rope.dimension_count": 8}, "rope.dimension_count = 8"),
-        ({"rope.scaling.type": "yarn"}, "scaling.type = 'yarn'"), ({"tokenizer.model": "llama"}, "allowed is 'gpt2'"),
-        ({"tokenizer.pre": "qwen2"}, "'qwen2' is not supported; allowed: gpt-2, smollm"), ({"block_count": 1 << 31}, "layers"),
+        ({"rope.scaling.type": "yarn"}, "scaling.type = 'yarn'"), ({"tokenizer.model": "bert"}, "allowed are 'gpt2'"),
+        ({"tokenizer.pre": "default"}, "'default' is not supported; allowed: gpt-2, llama-bpe, qwen2, smollm"), ({"block_count": 1 << 31}, "layers"),
     ],
 )
 def test_fields_that_do_not_fit_are_named(path, fields, message):
