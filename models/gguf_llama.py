@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from headrace.models.errors import UserError
-from headrace.models.gguf_file import GgufFile
+from headrace.models.gguf_file import CODE_TYPES, GgufFile
+from headrace.models.gguf_tokenizer import read_tokenizer
 from headrace.models.graph import LlamaConfig
 from headrace.models.model import GroupCodes, LazyMapping, Model
-from headrace.models.tokenizer import Tokenizer
 
 _LAYER_TENSORS = {
     "attn_norm": "attn_norm", "q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "mlp_norm": "ffn_norm",
     "gate": "ffn_gate", "up": "ffn_up", "down": "ffn_down",
 }
 _OUTER_TENSORS = {"embedding": "token_embd.weight", "final_norm": "output_norm.weight", "lm_head": "output.weight"}
+_field = GgufFile.field
 
 
 def load_gguf(path: str | Path) -> Model:
@@ -39,10 +40,10 @@ def load_gguf(path: str | Path) -> Model:
 
         return read
 
-    q4_1 = [name for name, source in sources.items() if file.tensors[source].type_name == "Q4_1"]
+    coded = [name for name, source in sources.items() if file.tensors[source].type_name in CODE_TYPES]
     return Model(
         config=config, weights=LazyMapping({name: reader(name) for name in sources}),
-        codes=LazyMapping({name: code_reader(name) for name in q4_1}), tokenizer=_tokenizer(file, config),
+        codes=LazyMapping({name: code_reader(name) for name in coded}), tokenizer=read_tokenizer(file, config.vocab),
     )
 
 
@@ -76,19 +77,6 @@ def _tensor_name(name: str) -> str:
         return _OUTER_TENSORS[name]
     _, layer, kind = name.split(".")
     return f"blk.{layer}.{_LAYER_TENSORS[kind]}.weight"
-
-
-def _field(file: GgufFile, key: str, kind: type, default: object = None) -> object:
-    """A field of the wanted Python type; UserError when it is missing without a default or of another type."""
-    value = file.fields.get(key, default)
-    if value is None:
-        raise UserError(f"{file.source}: field {key} is missing")
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        shown = repr(value) if isinstance(value, (str, int, float)) else type(value).__name__
-        raise UserError(f"{file.source}: field {key} = {shown[:60]}; allowed is one {kind.__name__}")
-    return value
 
 
 def _config(file: GgufFile, name: str) -> LlamaConfig:
@@ -137,23 +125,3 @@ def _check_tensors(file: GgufFile, config: LlamaConfig, sources: dict[str, str])
             raise UserError(f"{file.source}: tensor {source} has shape {found}; allowed is {shape} by the file's own sizes")
     for name in sorted(file.tensors.keys() - set(sources.values())):
         raise UserError(f"{file.source}: tensor {name[:60]!r} is not part of a plain llama model; allowed are those of llama without biases")
-
-
-def _tokenizer(file: GgufFile, config: LlamaConfig) -> Tokenizer | None:
-    """The embedded tokenizer; None when the file has none."""
-    if "tokenizer.ggml.model" not in file.fields:
-        return None
-    kind = _field(file, "tokenizer.ggml.model", str)
-    if kind != "gpt2":
-        raise UserError(f"{file.source}: tokenizer.ggml.model = {kind[:40]!r}; allowed is 'gpt2' (byte-level BPE)")
-    tokens = _field(file, "tokenizer.ggml.tokens", list)
-    if len(tokens) != config.vocab:
-        raise UserError(f"{file.source}: tokenizer.ggml.tokens has {len(tokens)} entries; allowed is {config.vocab}, the embedding's rows")
-    types = _field(file, "tokenizer.ggml.token_type", np.ndarray, np.ones(len(tokens), np.int32))
-    add_bos = _field(file, "tokenizer.ggml.add_bos_token", bool, False)
-    if add_bos and config.bos_token_id is None:
-        raise UserError(f"{file.source}: field tokenizer.ggml.bos_token_id is missing, but tokenizer.ggml.add_bos_token is true")
-    return Tokenizer.from_bpe(
-        source=file.source, pre=_field(file, "tokenizer.ggml.pre", str, "gpt-2"), tokens=tokens, types=types.tolist(),
-        merges=_field(file, "tokenizer.ggml.merges", list), bos=config.bos_token_id if add_bos else None,
-    )

@@ -34,7 +34,7 @@ def list_command(as_json: bool = False, seed: int = 0) -> None:
     entries = list_models()
     rows = []
     for entry in entries:
-        if entry.wheel is None and entry.folder is None:
+        if entry.wheels is None and entry.folder is None:
             weights = "sizes only"
         else:
             weights = "here" if weights_path(entry) else "to pull"

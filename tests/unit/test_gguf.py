@@ -88,12 +88,12 @@ def path(tmp_path):
     return tmp_path / "tiny.gguf"
 
 
-@pytest.mark.parametrize("linear", ["Q4_1", "Q8_0", "F16"])
+@pytest.mark.parametrize("linear", ["Q4_1", "Q4_0", "Q5_0", "Q8_0", "F16", "BF16"])
 def test_values_equal_the_gguf_packages(path, linear):
     stored = write(path, linear=linear)
     model = load_gguf(path)
     assert model.config.tie_embeddings and model.config.ffn == FFN and model.config.head_dim == HEAD_DIM
-    assert bool(model.codes) == (linear == "Q4_1")
+    assert bool(model.codes) == (linear in ("Q4_0", "Q4_1"))
 
     def reference(name):
         data, dtype = stored[name]
@@ -197,8 +197,8 @@ def test_lying_counts_are_refused_before_memory_is_taken(path):
 
 def test_unsupported_tensor_type_is_named(path):
     write(path)
-    patched(path, b"blk.0.ffn_up.weight", 4 + 16, struct.pack("<I", 12))
-    with pytest.raises(UserError, match="blk.0.ffn_up.weight has type Q4_K; allowed are F32, F16, Q4_1, Q8_0"):
+    patched(path, b"blk.0.ffn_up.weight", 4 + 16, struct.pack("<I", 15))
+    with pytest.raises(UserError, match="blk.0.ffn_up.weight has type Q8_K; allowed are F32, F16, BF16, Q4_0, Q4_1"):
         load_gguf(path)
 
 
@@ -219,8 +219,8 @@ def test_block_scale_that_is_not_finite(path):
         ({"attention.head_count": 0}, "head_count"), ({"expert_count": 8}, "llama.expert_count = 8; allowed is 0"),
         ({"block_count": 3}, "blk.2.attn_norm.weight is missing"), ({"block_count": None}, "llama.block_count is missing"),
         ({"block_count": 1}, "not part of a plain llama model"), ({"rope.dimension_count": 8}, "rope.dimension_count = 8"),
-        ({"rope.scaling.type": "yarn"}, "scaling.type = 'yarn'"), ({"tokenizer.model": "llama"}, "allowed is 'gpt2'"),
-        ({"tokenizer.pre": "qwen2"}, "'qwen2' is not supported; allowed: gpt-2, smollm"), ({"block_count": 1 << 31}, "layers"),
+        ({"rope.scaling.type": "yarn"}, "scaling.type = 'yarn'"), ({"tokenizer.model": "bert"}, "allowed are 'gpt2'"),
+        ({"tokenizer.pre": "default"}, "'default' is not supported; allowed: gpt-2, llama-bpe, qwen2, smollm"), ({"block_count": 1 << 31}, "layers"),
     ],
 )
 def test_fields_that_do_not_fit_are_named(path, fields, message):
