@@ -20,7 +20,7 @@ from pydantic import Field
 from headrace.models.configfile import StrictModel, find_config, list_configs
 from headrace.models.configfile import load_model as load_config
 from headrace.models.errors import UserError
-from headrace.models.gguf_llama import load_gguf, read_gguf_config
+from headrace.models.gguf_decoder import load_gguf, read_gguf_config
 from headrace.models.graph import LlamaConfig
 from headrace.models.hf import load_hf, read_hf_config
 from headrace.models.model import Model

@@ -196,8 +196,8 @@ def test_rows_outside_the_window_are_never_read_as_data(compressed):
     clean, dirty = GoldenExecutor(qmodel), GoldenExecutor(qmodel)
     for executor in (clean, dirty):
         executor.prefill(tokens()[:20].tolist())
-    for cache in dirty.cache:  # position 20 sees 12 to 20
-        cache.k8[:, :12], cache.v8[:, :12], cache.s_k[:, :12], cache.s_v[:, :12] = 55, -99, np.nan, np.inf
+    for kept in dirty.cache:  # position 20 sees 12 to 20
+        kept.k8[:, :12], kept.v8[:, :12], kept.s_k[:, :12], kept.s_v[:, :12] = 55, -99, np.nan, np.inf
     assert np.array_equal(f32.bits(clean.prefill([8, 9])), f32.bits(dirty.prefill([8, 9])))
     dirty.cache[1].k8[:, 14] += 1
     assert not np.array_equal(clean.step(10), dirty.step(10))
