@@ -6,13 +6,14 @@ depend on the processor.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from headrace.models.errors import UserError
-from headrace.models.graph import LINEAR_NAMES, NORM_NAMES, LlamaConfig
+from headrace.models.graph import LlamaConfig
 from headrace.models.model import GroupCodes, Model
 from headrace.models.scheme import BLOCK, GROUP_SHIFT, Scheme, matrix_bytes, sparse_bytes
 from headrace.models.tokenizer import Tokenizer
@@ -94,9 +95,12 @@ class QuantisedLinear:
 class QuantisedModel:
     """What the golden executor and the compiler consume.
 
-    embedding, lm_head: 8 bits, one scale per row (the same object when tied). layers[i]: q, k, v, o, gate, up, down as
-    QuantisedLinear, attn_norm and mlp_norm as float32 [width]. final_norm: float32 [width].
+    embedding, lm_head: 8 bits, one scale per row (the same object when tied). layers[i]: the names of
+    `LlamaConfig.layer_shapes`, q, k, v, o, gate, up, down as QuantisedLinear, norms, their offsets and the linears' biases as
+    float32. final_norm: float32 [width], final_norm_bias its offset where norms have one. positions: 8 bits like the embedding, of
+    models that learn them.
     rope_cos, rope_sin: float32 [max_positions, head_dim / 2], computed in float64; pair i is (x[i], x[i + head_dim / 2]).
+    window_rope: the two tables of the layers with a sliding window, where those have a theta of their own.
     """
 
     config: LlamaConfig
@@ -108,15 +112,19 @@ class QuantisedModel:
     lm_head: QuantisedLinear
     rope_cos: np.ndarray
     rope_sin: np.ndarray
+    final_norm_bias: np.ndarray | None = None
+    positions: QuantisedLinear | None = None
+    window_rope: tuple[np.ndarray, np.ndarray] | None = None
 
     @cached_property
     def required_bytes(self) -> int:
-        """Bytes of all weights, tied ones once; norms as float32."""
-        matrices = [layer[name] for layer in self.layers for name in LINEAR_NAMES] + [self.embedding]
+        """Bytes of all weights, tied ones once; norms and biases as float32."""
+        tensors = [tensor for layer in self.layers for tensor in layer.values()]
+        tensors += [self.embedding, self.positions, self.final_norm, self.final_norm_bias]
         if self.lm_head is not self.embedding:
-            matrices.append(self.lm_head)
-        norms = (len(self.layers) * len(NORM_NAMES) + 1) * self.config.width * 4
-        return sum(matrix.required_bytes for matrix in matrices) + norms
+            tensors.append(self.lm_head)
+        found = [tensor for tensor in tensors if tensor is not None]
+        return sum(4 * tensor.size if isinstance(tensor, np.ndarray) else tensor.required_bytes for tensor in found)
 
 
 def stored_groups(kept: np.ndarray, group: int) -> np.ndarray:
@@ -140,9 +148,19 @@ def block_counts(kept: np.ndarray, index_share: int) -> np.ndarray:
 
 
 def rope_tables(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
-    """(cos, sin), float32 [max_positions, head_dim / 2]: angle = t * theta**(-2i / head_dim), all in float64."""
+    """(cos, sin), float32 [max_positions, head_dim / 2]: angle = t * (theta**(-2i / head_dim) / divisor), all in float64."""
+    return _rope_tables(config, config.rope_theta, config.rope_divisors)
+
+
+def window_rope_tables(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray] | None:
+    """The same for the layers with a window, without divisors; None where they turn like the others."""
+    return None if config.window_rope_theta is None else _rope_tables(config, config.window_rope_theta, ())
+
+
+def _rope_tables(config: LlamaConfig, theta: float, divisors: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
     exponent = -2.0 * np.arange(config.head_dim // 2, dtype=np.float64) / config.head_dim
-    angle = np.arange(config.max_positions, dtype=np.float64)[:, None] * np.float64(config.rope_theta) ** exponent
+    frequency = np.float64(theta) ** exponent / (np.array(divisors, np.float64) if divisors else 1.0)
+    angle = np.arange(config.max_positions, dtype=np.float64)[:, None] * frequency
     return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
@@ -214,23 +232,31 @@ def quantise_codes(source: GroupCodes) -> QuantisedLinear:
     )
 
 
-def quantise_model(model: Model, scheme: Scheme) -> QuantisedModel:
-    """Compress `model`. Raises UserError for what the numeric contract does not cover."""
+Rounding = Callable[[str, np.ndarray], QuantisedLinear]
+"""From a linear's name ("layers.3.q") and float32 weights to its codes."""
+
+
+def quantise_model(model: Model, scheme: Scheme, rounding: Rounding | None = None) -> QuantisedModel:
+    """Compress `model`: its linears by `rounding`, or to the nearest codes. Raises UserError for what the numeric contract does not cover."""
     for field, value, allowed in (
         ("activation_bits", scheme.activation_bits, 8), ("kv_bits", scheme.kv_bits, 8),
     ):
         if value != allowed:
             raise UserError(f"scheme {scheme.name}: {field} = {value}; weights can be compressed only with {field} = {allowed}")
-    if scheme.sparsity is not None and scheme.sparsity.n != scheme.sparsity.m:
-        raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n}; pruning of weights is not built, allowed is 16")
+    if rounding is None and scheme.sparsity is not None and scheme.sparsity.n != scheme.sparsity.m:
+        raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n}; pruning needs calibration (`headrace compress`), allowed here is 16")
     config = model.config
     layers = []
     for index in range(config.layers):
         layer: dict[str, QuantisedLinear | np.ndarray] = {}
-        for name in LINEAR_NAMES:
-            layer[name] = _quantise_linear(model, f"layers.{index}.{name}", scheme.bits_of(name), scheme.group)
-        for name in NORM_NAMES:
-            layer[name] = finite_weight(model, f"layers.{index}.{name}")
+        for name, shape in config.layer_shapes().items():
+            whole = f"layers.{index}.{name}"
+            if len(shape) == 1:
+                layer[name] = finite_weight(model, whole)
+            elif rounding is None:
+                layer[name] = _quantise_linear(model, whole, scheme.bits_of(name), scheme.group)
+            else:
+                layer[name] = rounding(whole, finite_weight(model, whole))
         layers.append(layer)
     embedding = quantise_rows(finite_weight(model, "embedding"))
     lm_head = embedding if config.tie_embeddings else quantise_rows(finite_weight(model, "lm_head"))
@@ -238,6 +264,9 @@ def quantise_model(model: Model, scheme: Scheme) -> QuantisedModel:
     return QuantisedModel(
         config=config, scheme=scheme, tokenizer=model.tokenizer, embedding=embedding, layers=tuple(layers),
         final_norm=finite_weight(model, "final_norm"), lm_head=lm_head, rope_cos=cos, rope_sin=sin,
+        final_norm_bias=finite_weight(model, "final_norm.bias") if config.norm == "layernorm" else None,
+        positions=quantise_rows(finite_weight(model, "positions")) if config.positions == "learned" else None,
+        window_rope=window_rope_tables(config),
     )
 
 

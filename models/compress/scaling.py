@@ -42,20 +42,25 @@ class Fold:
 
 
 def folds(config: LlamaConfig, layer: int) -> tuple[Fold, ...]:
-    """Where channels of a layer can be scaled: behind both norms, between values and output, between up and down."""
+    """Where channels of a layer can be scaled: behind both norms, between values and output, and between up and down where nothing but a
+    product (a gated MLP) or a ReLU lies between them."""
     w = f"layers.{layer}."
-    return (
+    found = [
         Fold(source=w + "attn_norm", consumers=(w + "q", w + "k", w + "v")),
         Fold(source=w + "v", consumers=(w + "o",), repeats=config.heads // config.kv_heads, block=config.head_dim),
-        Fold(source=w + "mlp_norm", consumers=(w + "gate", w + "up")),
-        Fold(source=w + "up", consumers=(w + "down",)),
-    )
+        Fold(source=w + "mlp_norm", consumers=(w + "gate", w + "up") if config.gated else (w + "up",)),
+    ]
+    if config.gated or config.activation == "relu":
+        found.append(Fold(source=w + "up", consumers=(w + "down",)))
+    return tuple(found)
 
 
 def fold_in(weights: MutableMapping[str, np.ndarray], fold: Fold, scale: np.ndarray) -> None:
     """Divide the source by `scale` (of its channels, float32) and multiply the consumers' columns."""
-    source = weights[fold.source]
+    source, bias = weights[fold.source], weights.get(fold.source + ".bias")
     weights[fold.source] = source / (scale if source.ndim == 1 else scale[:, None])
+    if bias is not None:
+        weights[fold.source + ".bias"] = bias / scale
     for name in fold.consumers:
         weights[name] = weights[name] * fold.spread(scale)
 

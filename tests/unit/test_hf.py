@@ -102,8 +102,9 @@ def test_bfloat16(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["Qwen2ForCausalLM"]}, "architectures"), ({"model_type": "opt"}, "model_type = 'opt'; allowed is 'llama'"),
-        ({"hidden_act": "gelu"}, "hidden_act"), ({"attention_bias": True}, "attention_bias"),
+        ({"architectures": ["Qwen2ForCausalLM"]}, "model_type = 'llama'; allowed is 'qwen2'"), ({"model_type": "opt"}, "model_type = 'opt'; allowed is 'llama'"),
+        ({"hidden_act": "gelu"}, "hidden_act"), ({"attention_bias": True}, "q_proj.bias is missing"),
+        ({"attention_bias": "x"}, "attention_bias"), ({"architectures": ["MambaForCausalLM"]}, "architectures"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling"), ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters"), ({"hidden_size": "32"}, "hidden_size"),
         ({"hidden_size": None}, "hidden_size is missing"), ({"hidden_size": 34}, "multiple of num_attention_heads"),
