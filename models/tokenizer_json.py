@@ -59,10 +59,24 @@ def _check_part(path: Path, section: str, where: str, part: object, types: tuple
     if not isinstance(part, dict) or not isinstance(kind, str) or kind not in types:
         raise UserError(f"{path}: field {where}.type = {str(kind)[:40]!r}; allowed are Sequence, {', '.join(types)}")
     _check_counts(path, where, part)
+    if kind == "TemplateProcessing":
+        _check_template(path, where, part)
     pattern = part.get("pattern")
     text = next(iter(pattern.values()), None) if isinstance(pattern, dict) else pattern
     if "pattern" in part and not (isinstance(text, str) and 1 <= len(text) <= MAX_PATTERN_CHARACTERS):
         raise UserError(f"{path}: field {where}.pattern = {str(text)[:40]!r}; allowed is text of 1 to {MAX_PATTERN_CHARACTERS} characters")
+
+
+def _check_template(path: Path, where: str, part: dict) -> None:
+    """Every special token that the template puts in is one that it describes."""
+    known = part.get("special_tokens")
+    for name in ("single", "pair"):
+        pieces = part.get(name)
+        for piece in pieces if isinstance(pieces, list) else ():
+            special = piece.get("SpecialToken") if isinstance(piece, dict) else None
+            token = special.get("id") if isinstance(special, dict) else None
+            if token is not None and not (isinstance(known, dict) and isinstance(token, str) and token in known):
+                raise UserError(f"{path}: field {where}.{name} holds {str(token)[:40]!r}; allowed are tokens of {where}.special_tokens")
 
 
 def _check_counts(path: Path, where: str, part: dict) -> None:

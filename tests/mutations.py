@@ -1,9 +1,9 @@
 """Model files that lie: whole tiny files, mutated in their structure and in their bytes, and the loaders run on them.
 
-`python tests/mutations.py KIND SEED COUNT FOLDER` mutates COUNT files of KIND, one after the other, and prints one JSON line of counts.
-A mutation may end in success or in a UserError of one line. Anything else ends the process: another exception with its traceback, more
-than `TIME_LIMIT_S` by SIGALRM (which no code in Rust can hold up), more than `MEMORY_LIMIT_BYTES` by a MemoryError or an abort. FOLDER
-keeps the files of the mutation that was running and its number.
+`python tests/mutations.py KIND SEED COUNT FOLDER` mutates COUNT (or FIRST-LAST) files of KIND, or of every kind for `all`, one after the
+other, and prints one JSON line of counts a kind. A mutation may end in success or in a UserError of one line. Anything else ends the
+process: another exception with its traceback, more than `TIME_LIMIT_S` by SIGALRM (which no code in Rust can hold up), more than
+`MEMORY_LIMIT_BYTES` by a MemoryError or an abort. FOLDER keeps the arguments and the files of the mutation that was running.
 """
 
 import json
@@ -264,10 +264,10 @@ def mutate_gguf(rng: random.Random, folder: Path, base: dict) -> Path:
                 document[rng.choice(["version", "tensor_count", "field_count"])] = rng.choice(NUMBERS[:14])
             case 1 if fields:
                 del fields[rng.randrange(len(fields))]
-                document["field_count"] -= 1
+                document["field_count"] = len(fields)
             case 2 if fields:
                 fields.insert(rng.randrange(len(fields)), rng.choice(fields))
-                document["field_count"] += 1
+                document["field_count"] = len(fields)
             case 3 if fields:  # another type for the same bytes
                 field = rng.choice(fields)
                 field[2] = Lie(packed(field[1], field[2]))
@@ -519,7 +519,7 @@ def run(kind: str, seed: int, numbers: range, folder: Path) -> dict[str, object]
     for number in numbers:
         shutil.rmtree(files, ignore_errors=True)
         files.mkdir()
-        (folder / "number").write_text(str(number))
+        (folder / "reached").write_text(f"{kind} {seed} {number}-{number + 1}")
         path = write(random.Random(f"{seed} {kind} {number}"), files)
         signal.alarm(TIME_LIMIT_S)
         started = time.monotonic()
@@ -532,10 +532,11 @@ def run(kind: str, seed: int, numbers: range, folder: Path) -> dict[str, object]
         signal.alarm(0)
         slowest = max(slowest, time.monotonic() - started)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return counts | {"slowest_s": round(slowest, 2), "peak_mib": peak >> 10}
+    return {"kind": kind} | counts | {"slowest_s": round(slowest, 2), "peak_mib": peak >> 10}
 
 
 if __name__ == "__main__":
     _, kind, seed, count, folder = sys.argv
     first, _, last = count.rpartition("-")
-    print(json.dumps(run(kind, int(seed), range(int(first or 0), int(last)), Path(folder))))
+    for one in KINDS if kind == "all" else (kind,):
+        print(json.dumps(run(one, int(seed), range(int(first or 0), int(last)), Path(folder))), flush=True)
