@@ -237,7 +237,8 @@ class LlamaConfig:
         return elements * kv_bits // 8 + scales
 
     def to_dict(self) -> dict[str, object]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        """Its sizes, and those of the other fields that are not a plain Llama's."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name in _LLAMA_FIELDS or getattr(self, f.name) != f.default}
 
 
 _LLAMA_FIELDS = frozenset((*SIZE_LIMITS, "name", "rms_eps", "rope_theta", "tie_embeddings", "bos_token_id", "dtype"))

@@ -46,6 +46,22 @@ class Sizes(StrictModel):
     tie_embeddings: bool
     bos_token_id: int | None = None
     dtype: str = "float16"
+    norm: str = "rmsnorm"
+    gated: bool = True
+    activation: str = "silu"
+    biases: tuple[str, ...] = Field(default=(), strict=False)
+    positions: str = "rope"
+    position_offset: int = 0
+    qk_norm: bool = False
+    post_norms: bool = False
+    window: int | None = None
+    window_layers: tuple[int, ...] = Field(default=(), strict=False)
+    window_rope_theta: float | None = None
+    rope_divisors: tuple[float, ...] = Field(default=(), strict=False)
+    embedding_scale: float = 1.0
+    score_factor: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
 
 
 class WheelPart(StrictModel):
