@@ -260,7 +260,7 @@ def quantise_model(model: Model, scheme: Scheme, rounding: Rounding | None = Non
             if len(shape) == 1:
                 layer[name] = finite_weight(model, whole)
             elif rounding is None:
-                layer[name] = _quantise_linear(model, whole, scheme.bits_of(name), scheme.group)
+                layer[name] = _quantise_linear(model, whole, scheme.bits_of_tensor(whole), scheme.group)
             else:
                 layer[name] = rounding(whole, finite_weight(model, whole))
         layers.append(layer)

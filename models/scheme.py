@@ -39,12 +39,16 @@ class Sparsity(StrictModel):
 
 
 class Scheme(StrictModel):
-    """Bits of everything. 8-bit weights have one scale per row and no groups; below that `group` codes share mult and off."""
+    """Bits of everything. 8-bit weights have one scale per row and no groups; below that `group` codes share mult and off.
+
+    linear_bits: by kind ("down"); tensor_bits: of single ones ("layers.3.down"), which go before.
+    """
 
     name: str
     description: str = ""
     weight_bits: Literal[2, 3, 4, 5, 6, 8]
     linear_bits: dict[str, Literal[2, 3, 4, 5, 6, 8]] = Field(default_factory=dict)
+    tensor_bits: dict[str, Literal[2, 3, 4, 5, 6, 8]] = Field(default_factory=dict)
     group: Literal[32, 64, 128] = 32
     embedding_bits: Literal[8] = 8
     lm_head_bits: Literal[8] = 8
@@ -60,9 +64,22 @@ class Scheme(StrictModel):
                 raise ValueError(f"{name!r} is not a linear; allowed: {', '.join(LINEAR_NAMES)}")
         return value
 
+    @field_validator("tensor_bits")
+    @classmethod
+    def _known_tensors(cls, value: dict[str, int]) -> dict[str, int]:
+        for name in value:
+            prefix, _, linear = name.rpartition(".")
+            if linear not in LINEAR_NAMES or not prefix.removeprefix("layers.").isdecimal() or not prefix.startswith("layers."):
+                raise ValueError(f"{name!r} is not a linear of a layer; allowed are names such as 'layers.3.q'")
+        return value
+
     def bits_of(self, linear: str) -> int:
-        """Code bits of one of a layer's linears: its entry in `linear_bits`, else `weight_bits`."""
+        """Code bits of one of a layer's linears, where `tensor_bits` is silent: its entry in `linear_bits`, else `weight_bits`."""
         return self.linear_bits.get(linear, self.weight_bits)
+
+    def bits_of_tensor(self, name: str) -> int:
+        """Code bits of a linear of one layer ("layers.3.q")."""
+        return self.tensor_bits.get(name, self.bits_of(name.rpartition(".")[2]))
 
 
 def load_scheme(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Scheme:
@@ -110,8 +127,16 @@ def weight_bytes(config: LlamaConfig, scheme: Scheme) -> int:
             return 4 * shape[0]
         if name in ("embedding", "positions"):
             return matrix_bytes(*shape, scheme.embedding_bits)
-        bits = scheme.lm_head_bits if name == "lm_head" else scheme.bits_of(name)
+        bits = scheme.lm_head_bits if name == "lm_head" else scheme.bits_of_tensor(name)
         return matrix_bytes(*shape, bits, scheme.group)
 
     outer = sum(one(name, shape) for name, shape in config.weight_shapes().items() if not name.startswith("layers."))
-    return outer + config.layers * sum(one(name, shape) for name, shape in config.layer_shapes().items())
+    if not scheme.tensor_bits:
+        return outer + config.layers * sum(one(name, shape) for name, shape in config.layer_shapes().items())
+    return outer + sum(one(f"layers.{i}.{name}", shape) for i in range(config.layers) for name, shape in config.layer_shapes().items())
+
+
+def refuse_single_tensors(scheme: Scheme, what: str) -> None:
+    """UserError for a scheme with `tensor_bits`. `what` is the thing that has one width for a linear of all layers."""
+    for name, bits in scheme.tensor_bits.items():
+        raise UserError(f"scheme {scheme.name}: tensor_bits.{name} = {bits}; {what} has one width for a linear of all layers")
