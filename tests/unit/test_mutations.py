@@ -19,7 +19,7 @@ from headrace.models.gguf_llama import load_gguf
 from headrace.models.graph import LlamaConfig
 from headrace.models.hf import load_hf, read_hf_config
 from headrace.models.quantise import rope_tables
-from headrace.models.safetensors_file import MAX_DEPTH, read_json
+from headrace.models.safetensors_file import MAX_COMMAS, MAX_DEPTH, read_json
 from headrace.models.tokenizer import Tokenizer
 
 SEED = 1
@@ -106,6 +106,13 @@ def test_json_with_a_key_twice_or_deep_nesting(tmp_path):
         else:
             with pytest.raises(UserError, match="nested deeper|not valid JSON"):
                 read_json(path)
+
+
+def test_json_of_more_values_than_a_model_needs(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text('{"model": [' + "[]," * (MAX_COMMAS + 1) + "[]]}")
+    with pytest.raises(UserError, match="holds more than the 2097152 values allowed"):
+        Tokenizer.from_file(path)
 
 
 def test_a_message_is_never_as_long_as_the_value(tmp_path):
