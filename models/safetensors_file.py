@@ -20,6 +20,7 @@ from headrace.models.errors import UserError
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_JSON_BYTES = 1 << 24
 MAX_DEPTH = 64
+MAX_COMMAS = 1 << 21  # an empty list takes twenty times the memory of its text; a tokenizer.json of 262,144 tokens has 1.3 million
 MAX_NAME = 255  # of a file, on the file systems in use
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
@@ -55,6 +56,8 @@ def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> dict:
 
 
 def _parse_object(raw: bytes, source: str) -> dict:
+    if raw.count(b",") > MAX_COMMAS:
+        raise UserError(f"{source}: holds more than the {MAX_COMMAS} values allowed")
     try:
         document = json.loads(raw, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from headrace.models.errors import UserError
 from headrace.models.safetensors_file import read_json
 
-MAX_FILE_BYTES = 1 << 26
+MAX_FILE_BYTES = 3 << 24
 MAX_PATTERN_CHARACTERS = 4096
 MAX_COUNT = 1 << 16
 

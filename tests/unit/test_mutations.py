@@ -19,7 +19,7 @@ from headrace.models.gguf_llama import load_gguf
 from headrace.models.graph import LlamaConfig
 from headrace.models.hf import load_hf, read_hf_config
 from headrace.models.quantise import rope_tables
-from headrace.models.safetensors_file import MAX_DEPTH, read_json
+from headrace.models.safetensors_file import MAX_COMMAS, MAX_DEPTH, read_json
 from headrace.models.tokenizer import Tokenizer
 
 SEED = 1
@@ -32,7 +32,7 @@ def fuzz(seed: int, count: int, folder: Path) -> int:
     reached = (folder / "reached").read_text() if (folder / "reached").exists() else "none"
     assert done.returncode == 0, f"seed {seed}: `python tests/mutations.py {reached} FOLDER` ended with {done.returncode}: {done.stderr[-2000:]}"
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    print("seed", seed, *found, sep="\n")
+    print(f"seed {seed}", *found, sep="\n")
     assert [counts["kind"] for counts in found] == list(KINDS)
     for counts in found:
         assert counts["succeeded"] and counts["refused"] and counts["succeeded"] + counts["refused"] == count
@@ -108,12 +108,28 @@ def test_json_with_a_key_twice_or_deep_nesting(tmp_path):
                 read_json(path)
 
 
+def test_json_of_more_values_than_a_model_needs(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text('{"model": [' + "[]," * (MAX_COMMAS + 1) + "[]]}")
+    with pytest.raises(UserError, match="holds more than the 2097152 values allowed"):
+        Tokenizer.from_file(path)
+
+
 def test_a_message_is_never_as_long_as_the_value(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 8, "num_attention_heads": 1, "vocab_size": 8,
         "num_hidden_layers": 1, "intermediate_size": 8, "rms_norm_eps": "x" * 1_000_000}))  # fmt: skip
     with pytest.raises(UserError, match="rms_eps") as caught:
         read_hf_config(tmp_path)
     assert len(str(caught.value)) <= MAX_LINE + 4
+
+
+def test_a_name_cannot_speak_to_the_terminal(tmp_path):
+    document = gguf_document("gpt2")
+    document["tensors"][3][0] = "\x1b[2J\x07\u202enew"
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(document))
+    with pytest.raises(UserError, match="is missing|not part of") as caught:
+        load_gguf(tmp_path / "m.gguf")
+    assert str(caught.value).isprintable() and str(UserError("a \x1b[0m\n\u202e \ud800 \u00e9")) == "a \\x1b[0m \\u202e \\ud800 \u00e9"
 
 
 def test_a_shard_that_no_file_can_be_called(tmp_path):
