@@ -93,14 +93,15 @@ def calibrated(
 
     def rounding(name: str, weight: np.ndarray) -> QuantisedLinear:
         inputs, bits = statistics.get(input_of(config, name)), scheme.bits_of_tensor(name)
-        result = _dense(weight, inputs, bits, scheme.group, method) if sparsity is None else _sparse(name, weight, inputs, bits, scheme, method)
+        result = round_dense(weight, inputs, bits, scheme.group, method) if sparsity is None else _sparse(name, weight, inputs, bits, scheme, method)
         advance(1)
         return result
 
     return quantise_model(replace(model, codes={}), scheme, rounding)
 
 
-def _dense(weight: np.ndarray, inputs: InputStatistics | None, bits: int, group: int, method: Method) -> QuantisedLinear:
+def round_dense(weight: np.ndarray, inputs: InputStatistics | None, bits: int, group: int, method: Method) -> QuantisedLinear:
+    """float32 weight [N, K] by the method's rounding, no scaling. inputs: None for "nearest" alone."""
     if method.rounding == "gptq":
         return compensate(weight, inputs, bits, group)
     if bits == 8:
