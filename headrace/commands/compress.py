@@ -63,7 +63,7 @@ def command(
     statistics, tokens = None, None
     linears = loaded.config.layers * len(loaded.config.linear_names)
     if needs_texts:
-        tokens = _tokens(loaded, files, texts, length, seed)
+        tokens = calibration_tokens(loaded, files, texts, length, seed)
         with progress(f"calibrating on {tokens.size} tokens", total=len(tokens)) as advance:
             statistics = collect(loaded, tokens, advance)
     elif files:
@@ -94,7 +94,8 @@ def command(
     click.echo(f"{output}: {compressed.required_bytes / 1e6:.2f} MB of weights, {weights:.4f} bytes each")
 
 
-def _tokens(loaded, files: tuple[Path, ...], texts: int, length: int, seed: int):
+def calibration_tokens(loaded, files: tuple[Path, ...], texts: int, length: int, seed: int):
+    """int64 [texts, length]: windows of the files, or texts that the model writes."""
     from headrace.sim.calibration_text import own_texts, windows
     from headrace.sim.session import require_tokenizer
 

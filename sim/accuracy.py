@@ -1,0 +1,138 @@
+"""Bytes per weight against perplexity: one model, many ways to compress it, each scored on the golden executor."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from headrace.mapping.sweep import write_atomically
+from headrace.models.compress.statistics import InputStatistics
+from headrace.models.configfile import config_sha256, validate
+from headrace.models.errors import UserError
+from headrace.models.model import Model
+from headrace.models.quantise import QuantisedModel
+from headrace.models.safetensors_file import read_json
+from headrace.models.scheme import Scheme
+from headrace.sim.calibrate import Method, calibrated
+from headrace.sim.float_model import FloatExecutor
+from headrace.sim.golden import GoldenExecutor
+from headrace.sim.perplexity import perplexity
+from headrace.sim.session import Executor
+
+RESULTS = "accuracy.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to compress. keep: weights kept of 16 (16 is dense), their mean where `mixed`. bytes_per_weight: the budget that widths are
+    chosen under, None for `bits` everywhere. rounding "float" stands for the model's own weights."""
+
+    bits: int = 8
+    group: int = 32
+    keep: int = 16
+    index_share: int = 2
+    mixed: bool = False
+    pruning: str = "sparsegpt"
+    rounding: str = "gptq"
+    scaling: str = "none"
+    bytes_per_weight: float | None = None
+
+    @property
+    def method(self) -> Method:
+        return Method(rounding=self.rounding, scaling=self.scaling, pruning=self.pruning, mixed=self.mixed)
+
+    @property
+    def calibrates(self) -> bool:
+        return self.rounding != "float" and (self.method.calibrates or self.bytes_per_weight is not None or (self.keep < 16 and self.pruning != "magnitude"))
+
+    def scheme(self, base: Scheme) -> Scheme:
+        """`base` with this way's bits, group and sparsity."""
+        sparsity = None if self.keep == 16 else {"n": self.keep, "m": 16, "index_share": self.index_share}
+        document = base.model_dump() | {"weight_bits": self.bits, "group": self.group, "sparsity": sparsity, "linear_bits": {}}
+        return validate(Scheme, document, source=f"{self.bits} bits in groups of {self.group}, {self.keep} of 16")
+
+    @property
+    def label(self) -> str:
+        """In a few words, for progress and plots."""
+        if self.rounding == "float":
+            return "float"
+        width = f"{self.bits} bits" if self.bytes_per_weight is None else f"{self.bytes_per_weight:g} B/weight"
+        sparse = "" if self.keep == 16 else f", {'mean ' if self.mixed else ''}{self.keep}:16 {self.pruning}, index of {self.index_share}"
+        return f"{width}, groups of {self.group}{sparse}, {self.rounding}" + ("" if self.scaling == "none" else f", {self.scaling}")
+
+
+def score(executor: Executor, texts: Mapping[str, Sequence[int]], advance: Callable[[int], None]) -> dict[str, float]:
+    """Perplexity of each text (tokens by name)."""
+    return {name: perplexity(executor, tokens, advance).perplexity for name, tokens in texts.items()}
+
+
+def row_of(way: Way, weight_bytes: int, parameters: int, scores: Mapping[str, float]) -> dict:
+    """One line of results. log_perplexity: mean over the texts."""
+    return asdict(way) | {
+        "weight_bytes": weight_bytes, "bytes_of_weight": weight_bytes / parameters, "perplexity": dict(scores),
+        "log_perplexity": float(np.mean([math.log(value) for value in scores.values()])),
+    }
+
+
+def run_ways(
+    model: Model, ways: Sequence[Way], base: Scheme, texts: Mapping[str, Sequence[int]], folder: Path, *,
+    statistics: Callable[[], Mapping[str, InputStatistics]], losses: Callable[[Scheme, Method], Mapping], resume: bool,
+    note: Callable[[str], None], advance: Callable[[int], None], identity: object,
+) -> list[dict]:
+    """Rows of all ways, in their order; each is written to ``accuracy.json`` as soon as it is there, and kept with `resume`.
+
+    statistics: asked once, if a way needs them; losses: of `sim.widths.measure_losses`, asked for ways with a budget. identity: plain data
+    that all rows depend on; a folder of another identity is refused.
+    """
+    path = folder / RESULTS
+    sha = config_sha256(identity)
+    rows = _kept(path, sha) if resume else []
+    if not resume and path.exists():
+        raise UserError(f"{path}: exists; give --resume to go on with it, or another -o")
+    known = {json.dumps({name: row[name] for name in asdict(Way())}, sort_keys=True) for row in rows}
+    found: Mapping[str, InputStatistics] | None = None
+    for way in ways:
+        if json.dumps(asdict(way), sort_keys=True) in known:
+            continue
+        note(way.label)
+        if way.calibrates and found is None:
+            found = statistics()
+        if way.rounding == "float":
+            executor: Executor = FloatExecutor.from_model(model)
+            size = sum(math.prod(shape) for shape in model.config.weight_shapes().values()) * 2
+        else:
+            compressed = _compressed(model, way, base, found, losses)
+            executor, size = GoldenExecutor(compressed), compressed.required_bytes
+        rows.append(row_of(way, size, model.config.parameters, score(executor, texts, advance)))
+        write_atomically(path, json.dumps({"identity_sha256": sha, "rows": rows}, indent=1) + "\n")
+    order = {json.dumps(asdict(way), sort_keys=True): number for number, way in enumerate(ways)}
+    keyed = [(order.get(json.dumps({name: row[name] for name in asdict(Way())}, sort_keys=True)), row) for row in rows]
+    return [row for number, row in sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0])]
+
+
+def _compressed(model: Model, way: Way, base: Scheme, statistics, losses) -> QuantisedModel:
+    from headrace.sim.widths import choose_widths
+
+    scheme = way.scheme(base)
+    if way.bytes_per_weight is not None:
+        scheme = choose_widths(model, scheme, losses(scheme, way.method), way.bytes_per_weight)
+    return calibrated(model, scheme, way.method, statistics)
+
+
+def _kept(path: Path, sha: str) -> list[dict]:
+    """Rows of an earlier run; UserError where it was of another model, scheme, calibration or texts."""
+    if not path.is_file():
+        return []
+    document = read_json(path)
+    if document.get("identity_sha256") != sha:
+        raise UserError(f"{path}: is of another model, scheme, calibration or texts; give another -o")
+    rows = document.get("rows")
+    needed = {*asdict(Way()), "weight_bytes", "bytes_of_weight", "perplexity", "log_perplexity"}
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() == needed for row in rows):
+        raise UserError(f"{path}: field rows does not hold rows of this version")
+    return rows
