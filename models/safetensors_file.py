@@ -10,6 +10,7 @@ import json
 import math
 import mmap
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,8 +63,8 @@ def _parse_object(raw: bytes, source: str) -> dict:
     return document
 
 
-def open_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """Name -> tensor of one file. Raises UserError when the header claims what the file does not hold."""
+def open_safetensors(path: Path, item_bytes: Mapping[str, int] = ITEM_BYTES) -> dict[str, StoredTensor]:
+    """Name -> tensor of one file. Raises UserError when the header claims what the file does not hold, or a dtype beyond `item_bytes`."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -78,22 +79,22 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
     header = _parse_object(data[8 : 8 + header_bytes], f"{path}: header")
     base = 8 + header_bytes
     return {
-        name: _stored(path, data, name, entry, base, size) for name, entry in header.items() if name != "__metadata__"
+        name: _stored(path, data, name, entry, base, size, item_bytes) for name, entry in header.items() if name != "__metadata__"
     }
 
 
-def _stored(path: Path, data: mmap.mmap, name: str, entry: object, base: int, size: int) -> StoredTensor:
+def _stored(path: Path, data: mmap.mmap, name: str, entry: object, base: int, size: int, item_bytes: Mapping[str, int]) -> StoredTensor:
     def counts(value: object) -> bool:
         return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
     if not isinstance(entry, dict) or not counts(entry.get("shape")) or not counts(entry.get("data_offsets")):
         raise UserError(f"{path}: tensor {name[:60]!r} lacks a shape or data_offsets of whole numbers")
     dtype, shape, offsets = entry.get("dtype"), tuple(entry["shape"]), entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise UserError(f"{path}: tensor {name[:60]!r} has dtype {str(dtype)[:20]!r}; allowed are {', '.join(ITEM_BYTES)}")
+    if not isinstance(dtype, str) or dtype not in item_bytes:
+        raise UserError(f"{path}: tensor {name[:60]!r} has dtype {str(dtype)[:20]!r}; allowed are {', '.join(item_bytes)}")
     if len(offsets) != 2 or not offsets[0] <= offsets[1] <= size - base:
         raise UserError(f"{path}: tensor {name[:60]!r} claims data_offsets {offsets[:3]}; allowed are 0 to {size - base} (truncated?)")
-    if len(shape) > 8 or math.prod(shape) * ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
+    if len(shape) > 8 or math.prod(shape) * item_bytes[dtype] != offsets[1] - offsets[0]:
         raise UserError(
             f"{path}: tensor {name[:60]!r} of shape {list(shape[:8])} in {dtype} does not fill its {offsets[1] - offsets[0]} bytes"
         )

@@ -1,0 +1,461 @@
+"""A tensor graph of any `torch.nn.Module`, through `torch.export`.
+
+    module = transformers.AutoModelForCausalLM.from_pretrained(...).eval()
+    tokens = torch.export.Dim("tokens", min=2, max=2048)
+    graph = export_module(module, (torch.zeros(1, 8, dtype=torch.long),), dynamic_shapes=({1: tokens},))
+
+The graph keeps the operators that `torch.export` leaves: a linear is a linear and attention is attention, as a cost model wants to see them. Only
+operators that the vocabulary lacks are decomposed, by PyTorch's own rules (`run_decompositions` with a table of those alone, which also makes
+in-place operators functional), until all are known; one that no rule takes apart is named with the line of the module that asked for it.
+
+torch is imported in this file's functions alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headrace.models.errors import UserError
+from headrace.models.symbolic_lengths import names_of
+from headrace.models.tensor_graph import Argument, GraphTensor, Node, Ref, TensorGraph, TensorType
+from headrace.models.tensor_operators import GIVES_NUMBER, NUMBER, OPERATORS, SEVERAL_RESULTS
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_DECOMPOSITIONS = 8
+"""Rounds of taking apart what is not known. PyTorch's rules are a few operators deep."""
+
+_Arguments = dict[str, Argument]
+
+# Arguments that change no value here: where and how a tensor lies, how gradients flow. A dtype is that of the recorded result.
+_NO_MEANING = frozenset({
+    "dtype", "device", "layout", "pin_memory", "memory_format", "non_blocking", "copy", "implicit", "sparse_grad", "cudnn_enable", "cudnn_enabled",
+    "padding_idx", "scale_grad_by_freq", "sparse", "stable", "half_to_float", "momentum",
+})
+_RENAMED_ARGUMENTS = {"self": "input", "split_sizes": "split_size", "condition": "condition", "batch1": "mat1", "batch2": "mat2", "mat2": "other", "vec": "other", "tensor": "other"}
+_RENAMED_OF = {"reshape": {"size": "shape"}}
+_MISSING: _Arguments = {"dim": None, "keepdim": False, "alpha": 1, "correction": 1, "min": None, "max": None, "accumulate": False, "start": 0, "step": 1, "rounding_mode": None, "n": 1}
+"""What an overload that lacks an argument means by it."""
+
+_ALIASES = {
+    "mm": "matmul", "bmm": "matmul", "mv": "matmul", "dot": "matmul", "baddbmm": "addmm", "view": "reshape", "_unsafe_view": "reshape", "clamp_min": "clamp",
+    "clamp_max": "clamp", "__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor", "_softmax": "softmax", "_log_softmax": "log_softmax",
+    "linalg_vector_norm": "vector_norm", "constant_pad_nd": "pad", "split_with_sizes": "split", "split.Tensor": "split_equal", "split.default": "split", "split.sizes": "split",
+    "repeat_interleave.self_int": "repeat_interleave", "max.other": "maximum", "min.other": "minimum", "max.dim": "max_and_index", "min.dim": "min_and_index",
+    "max.default": "amax", "min.default": "amin", "sym_size.int": "size", "true_divide": "div", "concat": "cat", "swapaxes": "transpose",
+}
+_SAME_VALUES = frozenset({"contiguous", "clone", "detach", "detach_", "alias", "lift_fresh", "lift_fresh_copy"})
+_CHECKS_ONLY = frozenset({"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size"})
+_LENGTH_FUNCTIONS = {"add": "add", "sub": "sub", "mul": "mul", "floordiv": "floordiv", "mod": "mod", "sym_max": "max", "sym_min": "min", "max": "max", "min": "min"}
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+class _Unknown(Exception):
+    """An operator, or a use of one, that the vocabulary lacks."""
+
+
+def export_module(
+    module: torch.nn.Module, example_inputs: Sequence[Any], dynamic_shapes: Any = None, *, name: str | None = None
+) -> TensorGraph:
+    """The graph of `module(*example_inputs)`, which runs under `torch.no_grad`.
+
+    `dynamic_shapes` is torch.export's: for each input a dimension -> `torch.export.Dim`; the Dims' names become the graph's symbols. Lengths without
+    a Dim are fixed to those of the example. Raises UserError where torch is missing or cannot export the module, and what `from_exported` raises.
+    """
+    torch = _torch()
+    name = name or type(module).__name__
+    if module.training:
+        raise UserError(f"module {name}: is in training mode; allowed is one after module.eval()")
+    try:
+        with torch.no_grad():
+            program = torch.export.export(module, tuple(example_inputs), dynamic_shapes=dynamic_shapes)
+    except Exception as error:  # what stops an export is the module's own code, so any exception is possible
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise UserError(f"module {name}: torch.export: {type(error).__name__}: {' '.join(lines[:3])[:400]}") from error
+    return from_exported(program, name=name, names=_dim_names(program, module, example_inputs, dynamic_shapes))
+
+
+def from_exported(program: torch.export.ExportedProgram, *, name: str = "module", names: Mapping[str, str] | None = None) -> TensorGraph:
+    """The graph of an exported program. `names` maps torch's symbols (`s70`) to names of lengths; others are named INPUT_DIMENSION.
+
+    Raises UserError, one line: for an operator that is not known, with its source line; for a module that changes its buffers or inputs, or has tensors of
+    complex or quantised type; for lengths that depend on data.
+    """
+    torch = _torch()
+    unknown: dict[Any, tuple[Any, str]] = {}
+    for _ in range(MAX_DECOMPOSITIONS):
+        reader = _Reader(program, name, names or {})
+        if not reader.unknown:
+            return reader.graph()
+        if reader.unknown.keys() == unknown.keys():
+            break
+        unknown = reader.unknown
+        targets = [target for target in unknown if isinstance(target, torch._ops.OpOverload)]
+        default = torch.export.default_decompositions()
+        table = {target: default[target] for target in targets if target in default}
+        try:
+            with torch.no_grad():
+                program = program.run_decompositions(table)
+        except Exception:  # a rule that does not take the module's use of its operator: what was not known stays so
+            break
+    node, reason = next(iter(unknown.values()))
+    raise UserError(f"module {name}: operator {_target_name(node.target)} is not known{reason}, asked for {_source(node, full_path=True) or 'by the module itself'}")
+
+
+def _torch():
+    try:
+        import torch
+    except ImportError:
+        raise UserError("torch is not installed, which the export of a module needs; allowed is `pip install 'headrace[gpu]'`") from None
+    return torch
+
+
+def _target_name(target: Any) -> str:
+    return str(target) if hasattr(target, "_schema") else getattr(target, "__name__", str(target))
+
+
+def _source(node: Any, *, full_path: bool = False) -> str:
+    """The last line of the module's own code that led to a node, torch's lines left out: "at FILE:LINE in FUNCTION", or nothing."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [frame for frame in frames if "torch" not in Path(frame[0]).parts] or frames
+    if not own:
+        return ""
+    file, line, function = own[-1]
+    return f"at {file if full_path else Path(file).name}:{line} in {function}"
+
+
+def _module_path(node: Any) -> str:
+    stack = node.meta.get("nn_module_stack")
+    return next(reversed(stack.values()))[0] if stack else ""
+
+
+def _dim_names(program: Any, module: Any, example_inputs: Sequence[Any], dynamic_shapes: Any) -> dict[str, str]:
+    """torch's symbol -> the name of the Dim that the user gave; Dims without a name of their own (AUTO, DYNAMIC) are left out."""
+    if isinstance(dynamic_shapes, Mapping):
+        bound = inspect.signature(module.forward).bind(*example_inputs).arguments
+        dynamic_shapes = [dynamic_shapes.get(argument) for argument in bound]
+    specs: list[Any] = []
+    _collect_specs(list(example_inputs), dynamic_shapes, specs)
+    user = set(program.graph_signature.user_inputs)
+    values = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder" and node.name in user]
+    names: dict[str, str] = {}
+    for value, spec in zip((value for value in values if hasattr(value, "shape")), specs):
+        dims = spec.items() if isinstance(spec, Mapping) else enumerate(spec or ())
+        for index, dim in dims:
+            dim_name, length = getattr(dim, "__name__", None), value.shape[index]
+            if isinstance(dim_name, str) and dim_name.isidentifier() and not isinstance(length, int):
+                names[str(length)] = dim_name
+    return names
+
+
+def _collect_specs(value: Any, spec: Any, specs: list[Any]) -> None:
+    """Append the dynamic shape of every tensor in a tree of inputs, in order."""
+    if hasattr(value, "shape"):
+        specs.append(spec)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            _collect_specs(item, spec.get(key) if isinstance(spec, Mapping) else None, specs)
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            _collect_specs(item, spec[index] if isinstance(spec, (list, tuple)) and index < len(spec) else None, specs)
+
+
+class _Reader:
+    """One walk over an exported program. `unknown` holds, by target, the first node that the vocabulary cannot say, and why."""
+
+    def __init__(self, program: Any, name: str, names: Mapping[str, str]):
+        self.torch = _torch()
+        self.program, self.name, self.names = program, name, dict(names)
+        self.values: dict[str, Argument] = {}  # name of a torch node -> what refers to it
+        self.types: dict[str, TensorType] = {}
+        self.inputs: dict[str, TensorType] = {}
+        self.tensors: dict[str, GraphTensor] = {}
+        self.nodes: list[Node] = []
+        self.unknown: dict[Any, tuple[Any, str]] = {}
+        self._read_inputs()
+        for node in program.graph.nodes:
+            if node.op == "call_function":
+                try:
+                    self._read(node)
+                except _Unknown as error:
+                    self.unknown.setdefault(node.target, (node, str(error)))
+                    self.values[node.name] = Ref(node.name)
+            elif node.op == "get_attr":  # a subgraph, of control flow that depends on data
+                self.values[node.name] = Ref(node.name)
+
+    def graph(self) -> TensorGraph:
+        kind = self.torch.export.graph_signature.OutputKind.USER_OUTPUT
+        outputs = []
+        for spec in self.program.graph_signature.output_specs:
+            if spec.kind != kind:
+                raise UserError(f"module {self.name}: changes {spec.target or spec.arg.name}; allowed is a module that changes neither buffers nor inputs")
+            value = self.values.get(getattr(spec.arg, "name", ""))
+            if isinstance(value, Ref) and self.types[value.name].dtype != NUMBER:
+                outputs.append(value.name)
+        if not outputs:
+            raise UserError(f"module {self.name}: gives no tensor")
+        return TensorGraph(
+            name=self.name, symbols=self._symbols(), inputs=self.inputs, tensors=self.tensors, nodes=tuple(self.nodes), outputs=tuple(outputs)
+        )
+
+    def _symbols(self) -> dict[str, tuple[int, int | None]]:
+        ranges = {self._renamed(str(symbol)): ends for symbol, ends in self.program.range_constraints.items()}
+        used = sorted({name for result in self.inputs.values() for length in result.shape for name in names_of(length)})
+        symbols = {}
+        for name in used:
+            ends = ranges.get(name)
+            low = max(int(ends.lower), 0) if ends is not None else 0
+            symbols[name] = (low, int(ends.upper) if ends is not None and ends.upper.is_Integer and ends.upper < 1 << 48 else None)
+        return symbols
+
+    def _read_inputs(self) -> None:
+        kinds = self.torch.export.graph_signature.InputKind
+        nodes = {node.name: node for node in self.program.graph.nodes if node.op == "placeholder"}
+        taken = {node.name for node in self.program.graph.nodes}
+        shared: dict[tuple, str] = {}
+        for spec in self.program.graph_signature.input_specs:
+            node = nodes[spec.arg.name]
+            value = node.meta.get("val")
+            if spec.kind == kinds.USER_INPUT:
+                if not isinstance(value, self.torch.Tensor):
+                    if isinstance(value, self.torch.SymInt):
+                        raise UserError(f"module {self.name}: input {node.name} is a number that changes; allowed are tensors and fixed values")
+                    self.values[node.name] = value
+                    continue
+                for index, length in enumerate(value.shape):
+                    if not isinstance(length, int) and str(length).isidentifier():
+                        self.names.setdefault(str(length), f"{node.name}_{index}")
+                self.inputs[node.name] = self.types[node.name] = self._type(value, node)
+                self.values[node.name] = Ref(node.name)
+                continue
+            if spec.kind not in (kinds.PARAMETER, kinds.BUFFER, kinds.CONSTANT_TENSOR):
+                raise UserError(f"module {self.name}: {spec.target or node.name} is a {spec.kind.name.lower()}; allowed are tensors")
+            tensor = self.program.state_dict.get(spec.target, self.program.constants.get(spec.target))
+            # Tied parameters are one: the same memory read in the same way.
+            key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else (node.name,)
+            if key not in shared:
+                shared[key] = spec.target if spec.target not in taken else node.name
+                kind = {kinds.PARAMETER: "parameter", kinds.BUFFER: "buffer"}.get(spec.kind, "constant")
+                self.tensors[shared[key]] = GraphTensor(kind=kind, values=self._numpy(tensor, spec.target))
+                self.types[shared[key]] = self.tensors[shared[key]].type
+            self.values[node.name] = Ref(shared[key])
+
+    def _numpy(self, tensor: Any, target: str) -> np.ndarray:
+        torch = self.torch
+        if tensor.is_meta or tensor.is_quantized or tensor.is_complex() or tensor.layout != torch.strided:
+            raise UserError(f"module {self.name}: tensor {target} is {tensor.dtype} on {tensor.device}; allowed are plain real tensors with values")
+        tensor = tensor.detach().cpu()
+        if tensor.is_floating_point():
+            tensor = tensor if tensor.dtype == torch.float16 else tensor.float()  # numpy has no bfloat16
+        elif tensor.dtype != torch.bool:
+            tensor = tensor.long()
+        return tensor.contiguous().numpy().copy()
+
+    def _renamed(self, text: str) -> str:
+        return re.sub(r"[A-Za-z_]\w*", lambda match: self.names.get(match[0], match[0]), text)
+
+    def _type(self, value: Any, node: Any) -> TensorType:
+        shape = tuple(length if isinstance(length, int) else self._renamed(str(length)) for length in value.shape)
+        for length in shape:
+            if any(re.fullmatch(r"u\d+", name) for name in names_of(length)):
+                raise _Unknown(f" (its length {length} depends on data)")
+        return TensorType(self._dtype(value.dtype), shape)
+
+    def _dtype(self, dtype: Any) -> str:
+        if dtype == self.torch.bool:
+            return "bool"
+        if dtype.is_complex:
+            raise _Unknown(" (complex numbers)")
+        return "float32" if dtype.is_floating_point else "int64"
+
+    def _value(self, value: Any) -> Argument:
+        torch = self.torch
+        if isinstance(value, torch.fx.Node):
+            return self.values[value.name]
+        if isinstance(value, (list, tuple)):
+            return tuple(self._value(item) for item in value)
+        if isinstance(value, torch.dtype):
+            return self._dtype(value)
+        if isinstance(value, (torch.device, torch.layout, torch.memory_format)):
+            return None
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        raise _Unknown(f" (an argument of type {type(value).__name__})")
+
+    def _read(self, node: Any) -> None:
+        torch, target, value = self.torch, node.target, node.meta.get("val")
+        if not isinstance(target, torch._ops.OpOverload):
+            self._read_python(node)
+            return
+        if target.namespace != "aten":
+            raise _Unknown("")
+        packet, full = target._schema.name.removeprefix("aten::"), str(target).removeprefix("aten.")
+        if packet in _CHECKS_ONLY:
+            return
+        if target._schema.is_mutable and packet not in _SAME_VALUES:
+            raise _Unknown(" (it changes its input)")
+        arguments = self._bound(node)
+        if packet in _SAME_VALUES or packet == "dropout" and (not arguments["train"] or arguments["p"] == 0):
+            self.values[node.name] = arguments["input"]
+            return
+        if isinstance(value, torch.Tensor):
+            result = self._type(value, node)
+        elif isinstance(value, (list, tuple)) and all(isinstance(one, torch.Tensor) for one in value):
+            result = tuple(self._type(one, node) for one in value)
+        elif isinstance(value, (int, torch.SymInt)) and packet == "sym_size":
+            result = TensorType(NUMBER, ())
+        else:
+            raise _Unknown("")
+        rule = _RULES.get(packet)
+        if rule is not None:
+            operator, arguments = rule(arguments, result, self.types)
+        else:
+            operator = _ALIASES.get(full) or _ALIASES.get(packet) or packet
+            operator, arguments = operator, _fitted(operator, arguments, target._schema)
+        if operator == "cast" and self.types[arguments["input"].name].dtype == result.dtype:
+            self.values[node.name] = arguments["input"]
+            return
+        if isinstance(result, tuple) != (operator in SEVERAL_RESULTS) or (operator in GIVES_NUMBER) != (result == TensorType(NUMBER, ())):
+            raise _Unknown("")
+        self._append(node, operator, arguments, result)
+
+    def _read_python(self, node: Any) -> None:
+        """Arithmetic on lengths, and one of several results."""
+        name = _target_name(node.target)
+        arguments = [self._value(argument) for argument in node.args]
+        if name == "getitem" and isinstance(arguments[0], Ref) and type(arguments[1]) is int:
+            several = self.types.get(arguments[0].name)
+            if isinstance(several, tuple):
+                self._append(node, "part", {"input": arguments[0], "index": arguments[1]}, several[arguments[1]])
+                return
+        number = isinstance(node.meta.get("val"), (int, self.torch.SymInt))
+        if name == "neg" and number:
+            self._append(node, "length_neg", {"input": arguments[0]}, TensorType(NUMBER, ()))
+        elif name in _LENGTH_FUNCTIONS and number and len(arguments) == 2:
+            self._append(node, f"length_{_LENGTH_FUNCTIONS[name]}", {"input": arguments[0], "other": arguments[1]}, TensorType(NUMBER, ()))
+        elif node.users and not all(_target_name(user.target).startswith("aten._assert") or not user.users for user in node.users):
+            raise _Unknown("")
+
+    def _append(self, node: Any, operator: str, arguments: _Arguments, result: TensorType | tuple[TensorType, ...]) -> None:
+        self.nodes.append(Node(
+            name=node.name, operator=operator, arguments=arguments, result=result, source=_source(node).removeprefix("at "), module=_module_path(node)
+        ))
+        self.types[node.name] = result
+        self.values[node.name] = Ref(node.name)
+
+    def _bound(self, node: Any) -> _Arguments:
+        """Arguments by name, defaults filled in; the first is always `input`."""
+        bound: _Arguments = {}
+        for index, argument in enumerate(node.target._schema.arguments):
+            if index < len(node.args):
+                value = node.args[index]
+            else:
+                value = node.kwargs.get(argument.name, argument.default_value if argument.has_default_value() else None)
+            bound["input" if argument.name == "self" else argument.name] = self._value(value)
+        return bound
+
+
+def _fitted(operator: str, given: _Arguments, schema: Any) -> _Arguments:
+    """`given` under the names and kinds of the vocabulary. Raises _Unknown for an argument that has a meaning which the vocabulary lacks."""
+    signature = OPERATORS.get(operator)
+    if signature is None:
+        raise _Unknown("")
+    renamed = _RENAMED_ARGUMENTS | _RENAMED_OF.get(operator, {})
+    given = {name if name in signature else renamed.get(name, name): value for name, value in given.items()}
+    arguments: _Arguments = {}
+    for name, kind in signature.items():
+        value = given.pop(name, _MISSING.get(name))
+        if value is None and not kind.partition(":")[0].endswith("?"):
+            value = _MISSING.get(name)
+        if kind.startswith("ints") and (type(value) is int or isinstance(value, Ref)):
+            value = (value,)
+        if kind == "ints?" and value == ():
+            value = None
+        arguments[name] = value
+    defaults = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
+    for name, value in given.items():
+        if name not in _NO_MEANING and value != defaults.get(name):
+            raise _Unknown(f" with {name} = {str(value)[:40]}")
+    return arguments
+
+
+_Rule = Callable[[_Arguments, TensorType, Mapping[str, TensorType]], tuple[str, _Arguments]]
+
+
+def _cast(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
+    return "cast", {"input": given["input"], "dtype": result.dtype}
+
+
+def _filled(fill: float | None) -> _Rule:
+    return lambda given, result, types: (
+        "full", {"size": given["size"], "fill_value": given["fill_value"] if fill is None else fill, "dtype": result.dtype}
+    )
+
+
+def _filled_like(fill: float | None) -> _Rule:
+    return lambda given, result, types: (
+        "full_like", {"input": given["input"], "fill_value": given["fill_value"] if fill is None else fill, "dtype": result.dtype}
+    )
+
+
+def _arange(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
+    return "arange", {"start": given.get("start", 0), "end": given["end"], "step": given.get("step", 1), "dtype": result.dtype}
+
+
+def _spread(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
+    """var and std: `unbiased` of the old overloads is a correction of 1."""
+    dim = given.get("dim")
+    correction = given["correction"] if "correction" in given else int(given["unbiased"])
+    return "var", {"input": given["input"], "dim": dim or None, "correction": correction, "keepdim": given.get("keepdim", False)}
+
+
+def _convolution(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
+    if given.get("transposed") or isinstance(given["padding"], str):
+        raise _Unknown(" (transposed, or with padding in words)")
+    spatial = len(types[given["weight"].name].shape) - 2
+    wide = {name: given[name] * spatial if len(given[name]) == 1 else given[name] for name in ("stride", "padding", "dilation")}
+    return "convolution", {"input": given["input"], "weight": given["weight"], "bias": given["bias"], **wide, "groups": given["groups"]}
+
+
+def _batch_norm(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
+    if given["training"] or given["running_mean"] is None:
+        raise _Unknown(" in training, or without running statistics")
+    return "batch_norm", {name: given[name] for name in OPERATORS["batch_norm"]}
+
+
+def _pad(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
+    if given["mode"] != "constant":
+        raise _Unknown(f" with mode = {given['mode']}")
+    return "pad", {"input": given["input"], "pad": given["pad"], "value": given["value"] or 0}
+
+
+def _transpose(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
+    if len(result.shape) < 2:
+        raise _Unknown(" of fewer than two dimensions")
+    return "transpose", {"input": given["input"], "dim0": -2, "dim1": -1}
+
+
+_RULES: dict[str, _Rule] = {
+    "to": _cast, "_to_copy": _cast, "type_as": _cast, "arange": _arange, "pad": _pad, "batch_norm": _batch_norm, "t": _transpose, "mT": _transpose,
+    "var": _spread, "std": lambda given, result, types: ("std", _spread(given, result, types)[1]),
+    "conv1d": _convolution, "conv2d": _convolution, "conv3d": _convolution, "convolution": _convolution,
+    "full": _filled(None), "ones": _filled(1), "zeros": _filled(0), "new_full": _filled(None), "new_ones": _filled(1), "new_zeros": _filled(0),
+    "full_like": _filled_like(None), "ones_like": _filled_like(1), "zeros_like": _filled_like(0),
+    "scalar_tensor": lambda given, result, types: ("full", {"size": (), "fill_value": given["s"], "dtype": result.dtype}),
+    "rsub": lambda given, result, types: ("sub", {"input": given["other"], "other": given["input"], "alpha": given["alpha"]}),
+    "square": lambda given, result, types: ("pow", {"input": given["input"], "exponent": 2}),
+    "hardtanh": lambda given, result, types: ("clamp", {"input": given["input"], "min": given["min_val"], "max": given["max_val"]}),
+    "relu6": lambda given, result, types: ("clamp", {"input": given["input"], "min": 0, "max": 6}),
+    "scatter": lambda given, result, types: (
+        "scatter", {"input": given["input"], "dim": given["dim"], "index": given["index"], "src": given["src"] if "src" in given else given["value"]}
+    ),
+    "masked_fill": lambda given, result, types: ("masked_fill", {name: given[name] for name in OPERATORS["masked_fill"]}),
+}
