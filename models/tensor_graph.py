@@ -162,11 +162,13 @@ _MACS = {
     "matmul": _matmul_macs,
     "addmm": lambda shapes, result: math.prod(result) * shapes["mat1"][-1],
     "scaled_dot_product_attention": _attention_macs,
+    "grouped_matmul": _matmul_macs,
     "convolution": lambda shapes, result: math.prod(result) * math.prod(shapes["weight"][1:]),
 }
 _LEAST_DIMENSIONS = {
     "linear": {"input": 1, "weight": 1}, "matmul": {"input": 1, "other": 1}, "addmm": {"mat1": 2, "mat2": 2},
     "scaled_dot_product_attention": {"query": 2, "key": 2, "value": 2}, "convolution": {"input": 2, "weight": 3},
+    "grouped_matmul": {"input": 2, "weight": 3},
 }
 
 

@@ -15,12 +15,12 @@ NUMBER = "number"
 """The dtype of a node that gives a plain integer, not a tensor: a length, or arithmetic on lengths."""
 
 _UNARY = (
-    "abs", "bitwise_not", "ceil", "cos", "erf", "exp", "expm1", "floor", "isinf", "isnan", "log", "log1p", "logical_not", "neg", "reciprocal",
-    "relu", "round", "rsqrt", "sigmoid", "sign", "silu", "sin", "sqrt", "tan", "tanh", "mish", "hardswish", "hardsigmoid", "log_sigmoid",
+    "abs", "bitwise_not", "ceil", "cos", "erf", "exp", "expm1", "floor", "isinf", "isnan", "log", "log1p", "log2", "log10", "logical_not", "neg", "reciprocal",
+    "relu", "round", "rsqrt", "sigmoid", "sign", "silu", "sin", "sqrt", "tan", "tanh", "atan", "sinh", "cosh", "trunc", "mish", "hardswish", "hardsigmoid", "log_sigmoid",
 )
 _BINARY = (
     "bitwise_and", "bitwise_or", "bitwise_xor", "eq", "floor_divide", "fmod", "ge", "gt", "le", "logical_and", "logical_or", "logical_xor", "lt",
-    "maximum", "minimum", "mul", "ne", "remainder",
+    "maximum", "minimum", "mul", "ne", "remainder", "atan2",
 )
 _LENGTHS = ("add", "sub", "mul", "floordiv", "mod", "max", "min")
 
@@ -32,12 +32,17 @@ _SIGNATURES = {
     "scaled_dot_product_attention": "query:tensor key:tensor value:tensor attn_mask:tensor? is_causal:bool scale:number? enable_gqa:bool",
     # One, two or three spatial dimensions; padding is a number for each, on both sides.
     "convolution": "input:tensor weight:tensor bias:tensor? stride:ints padding:ints dilation:ints groups:int",
+    # Rows of input belong to one of weight's matrices [groups, inputs, outputs]: group g takes the rows up to offsets[g]; the mixture of experts.
+    "grouped_matmul": "input:tensor weight:tensor offsets:tensor",
     "embedding": "weight:tensor indices:tensor",
     # Norms. batch_norm is that of inference.
     "layer_norm": "input:tensor normalized_shape:ints weight:tensor? bias:tensor? eps:number",
     "rms_norm": "input:tensor normalized_shape:ints weight:tensor? eps:number?",
     "group_norm": "input:tensor num_groups:int weight:tensor? bias:tensor? eps:number",
     "batch_norm": "input:tensor weight:tensor? bias:tensor? running_mean:tensor running_var:tensor eps:number",
+    # Padding of max_pool counts as -infinity, that of avg_pool as 0, which is averaged too.
+    "max_pool": "input:tensor kernel_size:ints stride:ints padding:ints dilation:ints",
+    "avg_pool": "input:tensor kernel_size:ints stride:ints padding:ints",
     # Activations with attributes; the others are unary.
     "gelu": "input:tensor approximate:text:none|tanh",
     "softmax": "input:tensor dim:int",
@@ -74,6 +79,7 @@ _SIGNATURES = {
     "prod": "input:tensor dim:int? keepdim:bool",
     "argmax": "input:tensor dim:int? keepdim:bool",
     "argmin": "input:tensor dim:int? keepdim:bool",
+    "histc": "input:tensor bins:int min:number max:number",
     "cumsum": "input:tensor dim:int",
     "cumprod": "input:tensor dim:int",
     # Two results each: values and indices.
@@ -110,6 +116,11 @@ _SIGNATURES = {
     "index_select": "input:tensor dim:int index:tensor",
     "gather": "input:tensor dim:int index:tensor",
     "scatter": "input:tensor dim:int index:tensor src:operand",
+    "scatter_add": "input:tensor dim:int index:tensor src:tensor",
+    # copy: src in the shape of input. The others: input with a part replaced by src.
+    "copy": "input:tensor src:tensor",
+    "slice_scatter": "input:tensor src:tensor dim:int start:int? end:int? step:int",
+    "select_scatter": "input:tensor src:tensor dim:int index:int",
     "one_hot": "input:tensor num_classes:int",
     # Results that are numbers, and one of several results.
     "size": "input:tensor dim:int",

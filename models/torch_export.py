@@ -38,10 +38,12 @@ _Arguments = dict[str, Argument]
 # Arguments that change no value here: where and how a tensor lies, how gradients flow. A dtype is that of the recorded result.
 _NO_MEANING = frozenset({
     "dtype", "device", "layout", "pin_memory", "memory_format", "non_blocking", "copy", "implicit", "sparse_grad", "cudnn_enable", "cudnn_enabled",
-    "padding_idx", "scale_grad_by_freq", "sparse", "stable", "half_to_float", "momentum",
+    "padding_idx", "output_size", "scale_grad_by_freq", "sparse", "stable", "half_to_float", "momentum",
 })
 _RENAMED_ARGUMENTS = {"self": "input", "split_sizes": "split_size", "condition": "condition", "batch1": "mat1", "batch2": "mat2", "mat2": "other", "vec": "other", "tensor": "other"}
-_RENAMED_OF = {"reshape": {"size": "shape"}}
+_RENAMED_OF = {
+    "reshape": {"size": "shape"}, "grouped_matmul": {"mat2": "weight", "offs": "offsets"},
+}
 _MISSING: _Arguments = {"dim": None, "keepdim": False, "alpha": 1, "correction": 1, "min": None, "max": None, "accumulate": False, "start": 0, "step": 1, "rounding_mode": None, "n": 1}
 """What an overload that lacks an argument means by it."""
 
@@ -50,7 +52,11 @@ _ALIASES = {
     "clamp_max": "clamp", "__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor", "_softmax": "softmax", "_log_softmax": "log_softmax",
     "linalg_vector_norm": "vector_norm", "constant_pad_nd": "pad", "split_with_sizes": "split", "split.Tensor": "split_equal", "split.default": "split", "split.sizes": "split",
     "repeat_interleave.self_int": "repeat_interleave", "max.other": "maximum", "min.other": "minimum", "max.dim": "max_and_index", "min.dim": "min_and_index",
-    "max.default": "amax", "min.default": "amin", "sym_size.int": "size", "true_divide": "div", "concat": "cat", "swapaxes": "transpose",
+    "max.default": "amax", "min.default": "amin", "sym_size.int": "size", "true_divide": "div", "concat": "cat", "swapaxes": "transpose", "_grouped_mm": "grouped_matmul", "transformers.grouped_mm_fallback": "grouped_matmul",
+}
+# Several results, of which inference uses the first alone.
+_FIRST_RESULT = {
+    "_native_batch_norm_legit_no_training": "batch_norm", "native_layer_norm": "layer_norm", "max_pool2d_with_indices": "max_pool", "_fused_rms_norm": "rms_norm",
 }
 _SAME_VALUES = frozenset({"contiguous", "clone", "detach", "detach_", "alias", "lift_fresh", "lift_fresh_copy"})
 _CHECKS_ONLY = frozenset({"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size"})
@@ -295,9 +301,9 @@ class _Reader:
         if not isinstance(target, torch._ops.OpOverload):
             self._read_python(node)
             return
-        if target.namespace != "aten":
+        if target.namespace != "aten" and target._schema.name.replace("::", ".") not in _ALIASES:
             raise _Unknown("")
-        packet, full = target._schema.name.removeprefix("aten::"), str(target).removeprefix("aten.")
+        packet, full = target._schema.name.removeprefix("aten::").replace("::", "."), str(target).removeprefix("aten.")
         if packet in _CHECKS_ONLY:
             return
         if target._schema.is_mutable and packet not in _SAME_VALUES:
@@ -308,6 +314,8 @@ class _Reader:
             return
         if isinstance(value, torch.Tensor):
             result = self._type(value, node)
+        elif packet in _FIRST_RESULT:
+            result = self._type(value[0], node)
         elif isinstance(value, (list, tuple)) and all(isinstance(one, torch.Tensor) for one in value):
             result = tuple(self._type(one, node) for one in value)
         elif isinstance(value, (int, torch.SymInt)) and packet == "sym_size":
@@ -318,8 +326,8 @@ class _Reader:
         if rule is not None:
             operator, arguments = rule(arguments, result, self.types)
         else:
-            operator = _ALIASES.get(full) or _ALIASES.get(packet) or packet
-            operator, arguments = operator, _fitted(operator, arguments, target._schema)
+            operator = _ALIASES.get(full) or _ALIASES.get(packet) or _FIRST_RESULT.get(packet) or packet
+            arguments = _fitted(operator, arguments, target._schema)
         if operator == "cast" and self.types[arguments["input"].name].dtype == result.dtype:
             self.values[node.name] = arguments["input"]
             return
@@ -333,6 +341,9 @@ class _Reader:
         arguments = [self._value(argument) for argument in node.args]
         if name == "getitem" and isinstance(arguments[0], Ref) and type(arguments[1]) is int:
             several = self.types.get(arguments[0].name)
+            if isinstance(several, TensorType) and arguments[1] == 0 and several.dtype != NUMBER:  # of _FIRST_RESULT
+                self.values[node.name] = arguments[0]
+                return
             if isinstance(several, tuple):
                 self._append(node, "part", {"input": arguments[0], "index": arguments[1]}, several[arguments[1]])
                 return
@@ -425,8 +436,18 @@ def _convolution(given: _Arguments, result: TensorType, types: Mapping[str, Tens
     return "convolution", {"input": given["input"], "weight": given["weight"], "bias": given["bias"], **wide, "groups": given["groups"]}
 
 
+def _pool(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
+    if given["ceil_mode"] or not given.get("count_include_pad", True) or given.get("divisor_override") is not None:
+        raise _Unknown(" with ceil_mode, or averages that leave the padding out")
+    operator = "max_pool" if "dilation" in given else "avg_pool"
+    spatial = len(types[given["input"].name].shape) - 2 if len(given["kernel_size"]) == 1 else len(given["kernel_size"])
+    given = {**given, "stride": given["stride"] or given["kernel_size"]}
+    lists = {name: given[name] * spatial if len(given[name]) == 1 else given[name] for name in OPERATORS[operator] if name != "input"}
+    return operator, {"input": given["input"], **lists}
+
+
 def _batch_norm(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
-    if given["training"] or given["running_mean"] is None:
+    if given.get("training") or given["running_mean"] is None:
         raise _Unknown(" in training, or without running statistics")
     return "batch_norm", {name: given[name] for name in OPERATORS["batch_norm"]}
 
@@ -444,8 +465,10 @@ def _transpose(given: _Arguments, result: TensorType, types: Mapping[str, Tensor
 
 
 _RULES: dict[str, _Rule] = {
-    "to": _cast, "_to_copy": _cast, "type_as": _cast, "arange": _arange, "pad": _pad, "batch_norm": _batch_norm, "t": _transpose, "mT": _transpose,
+    "to": _cast, "_to_copy": _cast, "type_as": _cast, "arange": _arange, "pad": _pad, "batch_norm": _batch_norm, "_native_batch_norm_legit_no_training": _batch_norm, "t": _transpose, "mT": _transpose,
     "var": _spread, "std": lambda given, result, types: ("std", _spread(given, result, types)[1]),
+    **dict.fromkeys(("empty", "empty_permuted", "new_empty"), _filled(0)), "empty_like": _filled_like(0),  # whatever memory held
+    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "avg_pool1d", "avg_pool2d", "avg_pool3d"), _pool),
     "conv1d": _convolution, "conv2d": _convolution, "conv3d": _convolution, "convolution": _convolution,
     "full": _filled(None), "ones": _filled(1), "zeros": _filled(0), "new_full": _filled(None), "new_ones": _filled(1), "new_zeros": _filled(0),
     "full_like": _filled_like(None), "ones_like": _filled_like(1), "zeros_like": _filled_like(0),

@@ -49,7 +49,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 _UNARY: dict[str, Function] = {
     "abs": np.abs, "bitwise_not": np.invert, "ceil": np.ceil, "cos": np.cos, "erf": erf, "exp": np.exp, "expm1": np.expm1, "floor": np.floor, "isinf": np.isinf,
-    "isnan": np.isnan, "log": np.log, "log1p": np.log1p, "logical_not": np.logical_not, "neg": np.negative, "relu": lambda x: np.maximum(x, 0), "round": np.rint,
+    "isnan": np.isnan, "log": np.log, "log1p": np.log1p, "log2": np.log2, "log10": np.log10, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "trunc": np.trunc, "logical_not": np.logical_not, "neg": np.negative, "relu": lambda x: np.maximum(x, 0), "round": np.rint,
     "sign": np.sign, "sin": np.sin, "sqrt": np.sqrt, "tan": np.tan, "tanh": np.tanh, "sigmoid": _sigmoid,
     "reciprocal": lambda x: 1 / x,
     "rsqrt": lambda x: 1 / np.sqrt(x),
@@ -62,7 +62,7 @@ _UNARY: dict[str, Function] = {
 _BINARY: dict[str, Function] = {
     "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_xor": np.bitwise_xor, "eq": np.equal, "floor_divide": np.floor_divide, "fmod": np.fmod,
     "ge": np.greater_equal, "gt": np.greater, "le": np.less_equal, "logical_and": np.logical_and, "logical_or": np.logical_or, "logical_xor": np.logical_xor,
-    "lt": np.less, "maximum": np.maximum, "minimum": np.minimum, "mul": np.multiply, "ne": np.not_equal, "remainder": np.remainder,
+    "lt": np.less, "maximum": np.maximum, "minimum": np.minimum, "mul": np.multiply, "ne": np.not_equal, "remainder": np.remainder, "atan2": np.arctan2,
 }
 
 
@@ -207,17 +207,13 @@ def scaled_dot_product_attention(query, key, value, attn_mask, is_causal, scale,
 @_operator
 def convolution(input, weight, bias, stride, padding, dilation, groups):
     spatial = weight.ndim - 2
-    if any(len(values) != spatial for values in (stride, padding, dilation)) or groups < 1 or weight.shape[0] % groups or min(stride) < 1:
-        raise ValueError("stride, padding and dilation need a number for each spatial dimension, and groups must divide the channels")
+    if groups < 1 or weight.shape[0] % groups or input.shape[-1 - spatial] != weight.shape[1] * groups:
+        raise ValueError(f"{groups} groups of a weight of shape {list(weight.shape)} do not fit an input of shape {list(input.shape)}")
     unbatched = input.ndim == spatial + 1
-    x = input[None] if unbatched else input
-    x = pad(x, [side for amount in reversed(padding) for side in (amount, amount)], 0)
-    reach = [step * (length - 1) + 1 for step, length in zip(dilation, weight.shape[2:])]
-    axes = tuple(range(2, 2 + spatial))
-    windows = np.lib.stride_tricks.sliding_window_view(x, reach, axis=axes)
-    windows = windows[(slice(None), slice(None), *(slice(None, None, s) for s in stride), *(slice(None, None, d) for d in dilation))]
-    bounded((x.shape[0], weight.shape[0], *windows.shape[2 : 2 + spatial]))
-    inputs, outputs, kernel_axes = weight.shape[1], weight.shape[0] // groups, tuple(range(2 + spatial, 2 + 2 * spatial))
+    windows = _windows(input[None] if unbatched else input, weight.shape[2:], stride, padding, dilation, 0)
+    axes, kernel_axes = tuple(range(2, 2 + spatial)), tuple(range(2 + spatial, 2 + 2 * spatial))
+    bounded((len(windows), weight.shape[0], *windows.shape[2 : 2 + spatial]))
+    inputs, outputs = weight.shape[1], weight.shape[0] // groups
     parts = [
         np.tensordot(windows[:, g * inputs : (g + 1) * inputs], weight[g * outputs : (g + 1) * outputs], axes=((1, *kernel_axes), (1, *axes)))
         for g in range(groups)
@@ -226,6 +222,40 @@ def convolution(input, weight, bias, stride, padding, dilation, groups):
     if bias is not None:
         result = result + bias.reshape(-1, *[1] * spatial)
     return result[0] if unbatched else result
+
+
+def _windows(x: np.ndarray, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], fill: float) -> np.ndarray:
+    """[..., positions, kernel]: what the kernel sees at every position of the last dimensions, as a view of the padded input."""
+    spatial = len(kernel)
+    if not len(stride) == len(padding) == len(dilation) == spatial < x.ndim or min(*stride, *dilation, *kernel) < 1 or min(padding) < 0:
+        raise ValueError("kernel, stride, padding and dilation need a number for each spatial dimension, 1 and above (padding 0)")
+    x = pad(x, [side for amount in reversed(padding) for side in (amount, amount)], fill)
+    reach = [step * (length - 1) + 1 for step, length in zip(dilation, kernel)]
+    windows = np.lib.stride_tricks.sliding_window_view(x, reach, axis=tuple(range(-spatial, 0)))
+    return windows[(..., *(slice(None, None, s) for s in stride), *(slice(None, None, d) for d in dilation))]
+
+
+@_operator
+def max_pool(input, kernel_size, stride, padding, dilation):
+    return _windows(input, kernel_size, stride, padding, dilation, -np.inf).max(axis=tuple(range(-len(kernel_size), 0)))
+
+
+@_operator
+def avg_pool(input, kernel_size, stride, padding):
+    windows = _windows(input, kernel_size, stride, padding, [1] * len(kernel_size), 0)
+    return windows.mean(axis=tuple(range(-len(kernel_size), 0)), dtype=np.float64)
+
+
+@_operator
+def grouped_matmul(input, weight, offsets):
+    """Rows past the last offset give 0."""
+    ends = [int(end) for end in offsets]
+    if len(ends) != len(weight) or any(low > high for low, high in zip([0, *ends], [*ends, len(input)])):
+        raise ValueError(f"offsets {ends[:8]} do not rise from 0 to {len(input)}, one for each of {len(weight)} groups")
+    result = np.zeros(bounded((len(input), weight.shape[-1])), np.float32)
+    for start, end, matrix in zip([0, *ends], ends, weight):
+        result[start:end] = input[start:end] @ matrix
+    return result
 
 
 @_operator
@@ -355,6 +385,14 @@ def vector_norm(input, ord, dim, keepdim):
     if ord == 0:
         return np.sum(size != 0, axis=dim, keepdims=keepdim)
     return np.sum(size.astype(np.float64) ** ord, axis=dim, keepdims=keepdim) ** (1 / ord)
+
+
+@_operator
+def histc(input, bins, min, max):
+    """Counts of equal bins from min to max; the last takes max too. Values outside are not counted; min = max = 0 takes the values' own range."""
+    bounded((bins,))
+    low, high = (float(input.min()), float(input.max())) if min == max == 0 and input.size else (min, max)
+    return np.histogram(input, bins=bins, range=(low - 1, high + 1) if low == high else (low, high))[0]
 
 
 @_operator
@@ -601,6 +639,34 @@ def scatter(input, dim, index, src):
     if isinstance(src, np.ndarray):
         src = src[tuple(slice(length) for length in index.shape)]
     np.put_along_axis(_corner(result, dim, index), index, src, axis=dim)
+    return result
+
+
+@_operator
+def scatter_add(input, dim, index, src):
+    result = input.copy()
+    place = list(np.indices(index.shape, sparse=True))
+    place[dim] = index
+    np.add.at(result, tuple(place), src[tuple(slice(length) for length in index.shape)])
+    return result
+
+
+@_operator
+def copy(input, src):
+    return np.broadcast_to(src, input.shape)
+
+
+@_operator
+def slice_scatter(input, src, dim, start, end, step):
+    result = input.copy()
+    _along(result, dim, slice(start, end, step))[...] = src
+    return result
+
+
+@_operator
+def select_scatter(input, src, dim, index):
+    result = input.copy()
+    np.moveaxis(result, dim, 0)[index] = src
     return result
 
 
