@@ -25,7 +25,7 @@ _BINARY = (
 _LENGTHS = ("add", "sub", "mul", "floordiv", "mod", "max", "min")
 
 _SIGNATURES = {
-    # Matrices. matmul is also mm, bmm, mv and dot; addmm is also baddbmm and addbmm's sum is not taken.
+    # Matrices. matmul is also mm, bmm, mv and dot; addmm is also baddbmm.
     "linear": "input:tensor weight:tensor bias:tensor?",
     "matmul": "input:tensor other:tensor",
     "addmm": "input:tensor mat1:tensor mat2:tensor beta:number alpha:number",
@@ -87,9 +87,8 @@ _SIGNATURES = {
     "min_and_index": "input:tensor dim:int keepdim:bool",
     "topk": "input:tensor k:int dim:int largest:bool sorted:bool",
     "sort": "input:tensor dim:int descending:bool",
-    # Shapes. reshape is also view and unflatten said in full; squeeze of null takes every dimension of length 1.
+    # Shapes. reshape is also view, flatten and unflatten; split_equal is also chunk; squeeze of null takes every dimension of length 1.
     "reshape": "input:tensor shape:ints",
-    "flatten": "input:tensor start_dim:int end_dim:int",
     "permute": "input:tensor dims:ints",
     "transpose": "input:tensor dim0:int dim1:int",
     "unsqueeze": "input:tensor dim:int",
@@ -103,7 +102,6 @@ _SIGNATURES = {
     "stack": "tensors:tensors dim:int",
     "split": "input:tensor split_size:ints dim:int",
     "split_equal": "input:tensor split_size:int dim:int",
-    "chunk": "input:tensor chunks:int dim:int",
     "unbind": "input:tensor dim:int",
     "flip": "input:tensor dims:ints",
     "roll": "input:tensor shifts:ints dims:ints",
@@ -136,5 +134,5 @@ OPERATORS: dict[str, dict[str, str]] = {
 }
 """Operator -> argument -> kind."""
 
-SEVERAL_RESULTS = frozenset({"max_and_index", "min_and_index", "topk", "sort", "split", "split_equal", "chunk", "unbind"})
+SEVERAL_RESULTS = frozenset({"max_and_index", "min_and_index", "topk", "sort", "split", "split_equal", "unbind"})
 GIVES_NUMBER = frozenset({"size", "length_neg", *(f"length_{name}" for name in _LENGTHS)})

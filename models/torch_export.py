@@ -131,7 +131,7 @@ def _target_name(target: Any) -> str:
 def _source(node: Any, *, full_path: bool = False) -> str:
     """The last line of the module's own code that led to a node, torch's lines left out: "at FILE:LINE in FUNCTION", or nothing."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [frame for frame in frames if "torch" not in Path(frame[0]).parts] or frames
+    own = [frame for frame in frames if "torch" not in Path(frame[0]).parts] or (frames if full_path else [])
     if not own:
         return ""
     file, line, function = own[-1]

@@ -42,7 +42,8 @@ def run(graph: TensorGraph, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray
         for name in {*node.references(), node.name}:
             if last_use.get(name, -1) <= index and name not in graph.outputs:
                 del values[name]
-    return [values[name] if name in values else graph.tensors[name].values.astype(graph.tensors[name].type.dtype) for name in graph.outputs]
+    kept = {name: graph.tensors[name].values.astype(graph.tensors[name].type.dtype) for name in graph.outputs if name in graph.tensors}
+    return [np.array(kept[name] if name in kept else values[name]) for name in graph.outputs]
 
 
 def bind_lengths(graph: TensorGraph, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

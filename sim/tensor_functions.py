@@ -18,6 +18,8 @@ from headrace.models.tensor_operators import OPERATORS
 
 MAX_ELEMENTS = 1 << 30
 """Of one tensor: 4 GiB of float32."""
+MAX_PARTS = 1 << 16
+"""That one tensor is taken apart into."""
 
 _TYPES = {"float32": np.float32, "int64": np.int64, "bool": np.bool_}
 Function = Callable[..., Any]
@@ -123,6 +125,7 @@ def masked_fill(input, mask, value):
 
 @_operator
 def clamp(input, min, max):
+    _broadcast_bounded(input, 0 if min is None else min, 0 if max is None else max)
     low = input if min is None else np.maximum(input, min)
     return low if max is None else np.minimum(low, max)
 
@@ -212,6 +215,7 @@ def convolution(input, weight, bias, stride, padding, dilation, groups):
     unbatched = input.ndim == spatial + 1
     windows = _windows(input[None] if unbatched else input, weight.shape[2:], stride, padding, dilation, 0)
     axes, kernel_axes = tuple(range(2, 2 + spatial)), tuple(range(2 + spatial, 2 + 2 * spatial))
+    bounded(windows.shape)
     bounded((len(windows), weight.shape[0], *windows.shape[2 : 2 + spatial]))
     inputs, outputs = weight.shape[1], weight.shape[0] // groups
     parts = [
@@ -443,14 +447,6 @@ def reshape(input, shape):
 
 
 @_operator
-def flatten(input, start_dim, end_dim):
-    if not input.ndim:
-        return input.reshape(1)
-    start, end = start_dim % input.ndim, end_dim % input.ndim
-    return input.reshape(*input.shape[:start], math.prod(input.shape[start : end + 1]), *input.shape[end + 1 :])
-
-
-@_operator
 def permute(input, dims):
     return np.transpose(input, dims)
 
@@ -532,18 +528,15 @@ def split(input, split_size, dim):
 def split_equal(input, split_size, dim):
     """The last part holds the rest."""
     length = input.shape[dim]
-    if split_size < 1 and length:
-        raise ValueError(f"a part of {split_size}; allowed is 1 and above")
+    if split_size < 1 and length or length > MAX_PARTS * split_size:
+        raise ValueError(f"parts of {split_size} of a length of {length}; allowed are 1 to {MAX_PARTS} parts")
     return tuple(_along(input, dim, slice(start, start + split_size)) for start in range(0, max(length, 1), max(split_size, 1)))
 
 
 @_operator
-def chunk(input, chunks, dim):
-    return split_equal(input, max(1, -(-input.shape[dim] // chunks)), dim)
-
-
-@_operator
 def unbind(input, dim):
+    if input.shape[dim] > MAX_PARTS:
+        raise ValueError(f"{input.shape[dim]} parts; allowed are {MAX_PARTS}")
     return tuple(np.moveaxis(input, dim, 0))
 
 
@@ -581,6 +574,8 @@ def pad(input, pad, value):
 
 @_operator
 def diff(input, n, dim, prepend, append):
+    if not 0 <= n <= 64:
+        raise ValueError(f"a difference of order {n}; allowed are 0 to 64")
     sides = {name: side for name, side in (("prepend", prepend), ("append", append)) if side is not None}
     return np.diff(input, n=n, axis=dim, **sides)
 
