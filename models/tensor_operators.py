@@ -87,8 +87,9 @@ _SIGNATURES = {
     "min_and_index": "input:tensor dim:int keepdim:bool",
     "topk": "input:tensor k:int dim:int largest:bool sorted:bool",
     "sort": "input:tensor dim:int descending:bool",
-    # Shapes. reshape is also view, flatten and unflatten; split_equal is also chunk; squeeze of null takes every dimension of length 1.
+    # Shapes. reshape is also view and unflatten; split_equal is also chunk; squeeze of null takes every dimension of length 1.
     "reshape": "input:tensor shape:ints",
+    "flatten": "input:tensor start_dim:int end_dim:int",
     "permute": "input:tensor dims:ints",
     "transpose": "input:tensor dim0:int dim1:int",
     "unsqueeze": "input:tensor dim:int",

@@ -97,6 +97,7 @@ def from_exported(program: torch.export.ExportedProgram, *, name: str = "module"
     """
     torch = _torch()
     unknown: dict[Any, tuple[Any, str]] = {}
+    asked = {node.name: node for node in program.graph.nodes}
     for _ in range(MAX_DECOMPOSITIONS):
         reader = _Reader(program, name, names or {})
         if not reader.unknown:
@@ -113,7 +114,10 @@ def from_exported(program: torch.export.ExportedProgram, *, name: str = "module"
         except Exception:  # a rule that does not take the module's use of its operator: what was not known stays so
             break
     node, reason = next(iter(unknown.values()))
-    raise UserError(f"module {name}: operator {_target_name(node.target)} is not known{reason}, asked for {_source(node, full_path=True) or 'by the module itself'}")
+    origin = _origin(node, asked)
+    part = "" if origin.target == node.target else f" (nor is {_target_name(node.target)}, which it is made of)"
+    source = _source(origin, full_path=True) or "by the module itself"
+    raise UserError(f"module {name}: operator {_target_name(origin.target)} is not known{part}{reason}, asked for {source}")
 
 
 def _torch():
@@ -126,6 +130,14 @@ def _torch():
 
 def _target_name(target: Any) -> str:
     return str(target) if hasattr(target, "_schema") else getattr(target, "__name__", str(target))
+
+
+def _origin(node: Any, asked: Mapping[str, Any]) -> Any:
+    """The node of the first program that a node of a decomposed one was made of; the node itself where torch does not say."""
+    name, sources = node.name, node.meta.get("from_node")
+    while sources:
+        name, sources = sources[-1].name, sources[-1].from_node
+    return asked.get(name, node)
 
 
 def _source(node: Any, *, full_path: bool = False) -> str:
@@ -193,13 +205,13 @@ class _Reader:
                     self._read(node)
                 except _Unknown as error:
                     self.unknown.setdefault(node.target, (node, str(error)))
-                    self.values[node.name] = Ref(node.name)
+                    self._assume(node)
             elif node.op == "get_attr":  # a subgraph, of control flow that depends on data
-                self.values[node.name] = Ref(node.name)
+                self._assume(node)
 
     def graph(self) -> TensorGraph:
         kind = self.torch.export.graph_signature.OutputKind.USER_OUTPUT
-        outputs = []
+        outputs: list[str] = []
         for spec in self.program.graph_signature.output_specs:
             if spec.kind != kind:
                 raise UserError(f"module {self.name}: changes {spec.target or spec.arg.name}; allowed is a module that changes neither buffers nor inputs")
@@ -209,8 +221,30 @@ class _Reader:
         if not outputs:
             raise UserError(f"module {self.name}: gives no tensor")
         return TensorGraph(
-            name=self.name, symbols=self._symbols(), inputs=self.inputs, tensors=self.tensors, nodes=tuple(self.nodes), outputs=tuple(outputs)
+            name=self.name, symbols=self._symbols(), inputs=self.inputs, tensors=self.tensors, nodes=self._needed(outputs), outputs=tuple(outputs)
         )
+
+    def _needed(self, outputs: Sequence[str]) -> tuple[Node, ...]:
+        """The nodes that the outputs depend on. PyTorch's functional pass leaves the others out, and a graph should not depend on whether it ran."""
+        needed, kept = set(outputs), []
+        for node in reversed(self.nodes):
+            if node.name in needed:
+                kept.append(node)
+                needed.update(node.references())
+        return tuple(reversed(kept))
+
+    def _assume(self, node: Any) -> None:
+        """Take what torch says of a node's result, so that the walk goes on and finds what else is not known."""
+        value = node.meta.get("val")
+        several = value if isinstance(value, (list, tuple)) else (value,)
+        types = []
+        for one in several:
+            try:
+                types.append(self._type(one, node) if isinstance(one, self.torch.Tensor) else TensorType(NUMBER, ()))
+            except _Unknown:
+                types.append(TensorType("float32", tuple(1 for _ in one.shape)))
+        self.types[node.name] = tuple(types) if isinstance(value, (list, tuple)) else types[0]
+        self.values[node.name] = Ref(node.name)
 
     def _symbols(self) -> dict[str, tuple[int, int | None]]:
         ranges = {self._renamed(str(symbol)): ends for symbol, ends in self.program.range_constraints.items()}
@@ -458,6 +492,13 @@ def _pad(given: _Arguments, result: TensorType, types: Mapping[str, TensorType])
     return "pad", {"input": given["input"], "pad": given["pad"], "value": given["value"] or 0}
 
 
+def _chunk(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
+    length = types[given["input"].name].shape[given["dim"]]
+    if isinstance(length, str):
+        raise _Unknown(" along a symbolic length")
+    return "split_equal", {"input": given["input"], "split_size": max(1, -(-length // given["chunks"])), "dim": given["dim"]}
+
+
 def _transpose(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
     if len(result.shape) < 2:
         raise _Unknown(" of fewer than two dimensions")
@@ -465,7 +506,7 @@ def _transpose(given: _Arguments, result: TensorType, types: Mapping[str, Tensor
 
 
 _RULES: dict[str, _Rule] = {
-    "to": _cast, "_to_copy": _cast, "type_as": _cast, "arange": _arange, "pad": _pad, "batch_norm": _batch_norm, "_native_batch_norm_legit_no_training": _batch_norm, "t": _transpose, "mT": _transpose,
+    "to": _cast, "_to_copy": _cast, "type_as": _cast, "chunk": _chunk, "arange": _arange, "pad": _pad, "batch_norm": _batch_norm, "_native_batch_norm_legit_no_training": _batch_norm, "t": _transpose, "mT": _transpose,
     "var": _spread, "std": lambda given, result, types: ("std", _spread(given, result, types)[1]),
     **dict.fromkeys(("empty", "empty_permuted", "new_empty"), _filled(0)), "empty_like": _filled_like(0),  # whatever memory held
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "avg_pool1d", "avg_pool2d", "avg_pool3d"), _pool),

@@ -447,6 +447,15 @@ def reshape(input, shape):
 
 
 @_operator
+def flatten(input, start_dim, end_dim):
+    """The dimensions from start_dim to end_dim, itself included, as one."""
+    if not input.ndim:
+        return input.reshape(1)
+    start, end = start_dim % input.ndim, end_dim % input.ndim
+    return input.reshape(*input.shape[:start], math.prod(input.shape[start : end + 1]), *input.shape[end + 1 :])
+
+
+@_operator
 def permute(input, dims):
     return np.transpose(input, dims)
 

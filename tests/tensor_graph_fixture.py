@@ -124,14 +124,18 @@ def operators_inputs(rows: int) -> tuple[torch.Tensor, ...]:
     )
 
 
-def graphs() -> dict[str, tuple[nn.Module, TensorGraph, list[tuple[torch.Tensor, ...]]]]:
-    """Name -> module, its graph, and inputs to run it with."""
-    batch, tokens, rows = torch.export.Dim("batch", max=64), torch.export.Dim("tokens", max=64), torch.export.Dim("rows", min=6, max=16)
-    model, operators = block(), Operators().eval()
-    return {
-        "block": (model, export_module(model, block_inputs(2, 5), ({0: batch, 1: tokens},)), [block_inputs(2, 5), block_inputs(1, 3), block_inputs(3, 12)]),
-        "operators": (operators, export_module(operators, operators_inputs(7), ({0: rows},) * 3), [operators_inputs(7), operators_inputs(9)]),
-    }
+NAMES = ("block", "operators")
+
+
+def make(name: str) -> tuple[nn.Module, TensorGraph, list[tuple[torch.Tensor, ...]]]:
+    """A module, its graph, and inputs to run it with."""
+    if name == "block":
+        module, runs = block(), [block_inputs(2, 5), block_inputs(1, 3), block_inputs(3, 12)]
+        shapes = ({0: torch.export.Dim("batch", max=64), 1: torch.export.Dim("tokens", max=64)},)
+    else:
+        module, runs = Operators().eval(), [operators_inputs(7), operators_inputs(9)]
+        shapes = ({0: torch.export.Dim("rows", min=6, max=16)},) * 3
+    return module, export_module(module, runs[0], shapes), runs
 
 
 def outputs(module: nn.Module, given: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
@@ -140,7 +144,8 @@ def outputs(module: nn.Module, given: tuple[torch.Tensor, ...]) -> list[torch.Te
 
 
 if __name__ == "__main__":
-    for name, (module, graph, runs) in graphs().items():
+    for name in NAMES:
+        module, graph, runs = make(name)
         shutil.rmtree(DATA / f"{name}.tgraph", ignore_errors=True)
         save_graph(graph, DATA / f"{name}.tgraph")
         arrays = {}

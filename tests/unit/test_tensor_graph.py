@@ -4,6 +4,7 @@ import json
 import math
 import random
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from headrace.models.symbolic_lengths import evaluate, names_of
 from headrace.models.tensor_graph import GraphTensor, Node, Ref, TensorGraph, TensorType
 from headrace.models.tensor_graph_file import load_graph, save_graph
 from headrace.models.tensor_operators import OPERATORS
+from headrace.models.torch_export import export_module
 from headrace.sim.tensor_executor import run
 from headrace.sim.tensor_functions import FUNCTIONS
 
@@ -44,7 +46,13 @@ def test_equal_to_pytorch_at_every_stored_length(name):
 
 def test_the_stored_graphs_use_every_operator():
     used = {operator for name in NAMES for operator in load_graph(DATA / f"{name}.tgraph").operators()}
-    assert used == OPERATORS.keys() == FUNCTIONS.keys()
+    assert used | {"flatten"} == OPERATORS.keys() == FUNCTIONS.keys()  # where anything is decomposed, torch makes flatten a view
+
+
+def test_flatten():
+    x = np.arange(24).reshape(2, 3, 4, 1)
+    assert [FUNCTIONS["flatten"](x, *ends).shape for ends in ((0, -1), (1, 2), (-2, -1), (2, 2))] == [(24,), (2, 12, 1), (2, 3, 4), (2, 3, 4, 1)]
+    assert FUNCTIONS["flatten"](np.float32(3), 0, -1).shape == (1,) and FUNCTIONS["flatten"](x, 1, 2).ravel().tolist() == list(range(24))
 
 
 def test_a_changed_weight_is_seen():
@@ -317,6 +325,12 @@ def test_random_damage_ends_in_one_line(tmp_path):
             refused += 1
             assert "\n" not in str(error) and len(str(error)) < 800
     assert 50 < refused < 150
+
+
+def test_without_torch_the_export_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(UserError, match="torch is not installed"):
+        export_module(None, ())
 
 
 # The command.
