@@ -72,15 +72,26 @@ def _references(value: Argument) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphTensor:
-    """A parameter, buffer or constant, in the dtype it is kept in (one of `STORED_DTYPES`)."""
+    """A parameter, buffer or constant, in the dtype it is kept in (one of `STORED_DTYPES`).
+
+    A tensor whose values are not `known` (of a module on torch's meta device) counts but cannot be run; `unknown_tensor` makes one.
+    """
 
     kind: str
     values: np.ndarray
+    known: bool = True
 
     @property
     def type(self) -> TensorType:
         dtype = str(self.values.dtype)
         return TensorType("float32" if dtype == "float16" else dtype, self.values.shape)
+
+
+def unknown_tensor(kind: str, dtype: str, shape: tuple[int, ...]) -> GraphTensor:
+    """A tensor of which only dtype and shape are known; it takes no memory. Raises UserError for what no tensor can be."""
+    if dtype not in STORED_DTYPES or len(shape) > MAX_DIMENSIONS or not all(type(length) is int and length >= 0 for length in shape) or math.prod(shape) > MAX_LENGTH:
+        raise UserError(f"a tensor of {str(dtype)[:20]} and shape {str(list(shape))[:60]}; allowed are {', '.join(STORED_DTYPES)} and up to {MAX_LENGTH} elements")
+    return GraphTensor(kind=kind, values=np.broadcast_to(np.zeros((), dtype), shape), known=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +112,11 @@ class TensorGraph:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "types", _checked_types(self))
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of all tensors in the dtypes they are kept in."""
+        return sum(tensor.values.nbytes for tensor in self.tensors.values())
 
     @property
     def parameters(self) -> int:

@@ -2,8 +2,8 @@
 
 graph.json:
 
-    {"format": "headrace tensor graph", "version": 1, "name": ..., "symbols": {name: [low, high or null]},
-     "inputs": [{"name", "dtype", "shape"}], "tensors": [{"name", "kind"}], "outputs": [name],
+    {"format": "headrace tensor graph", "version": 1, "name": ..., "symbols": {name: [low, high or null]}, "inputs": [{"name", "dtype", "shape"}],
+     "tensors": [{"name", "kind"} or, of one without values, {"name", "kind", "dtype", "shape"}], "outputs": [name],
      "nodes": [{"name", "operator", "arguments": {...}, "result": {"dtype", "shape"} or a list of them, "source", "module"}]}
 
 An argument is a JSON value; {"ref": name} is a reference and {"number": "inf" | "-inf" | "nan"} a float that JSON has no text for.
@@ -21,7 +21,7 @@ import numpy as np
 
 from headrace.models.errors import UserError
 from headrace.models.safetensors_file import open_safetensors, read_json
-from headrace.models.tensor_graph import MAX_LIST, Argument, Node, Ref, GraphTensor, TensorGraph, TensorType
+from headrace.models.tensor_graph import MAX_LIST, Argument, GraphTensor, Node, Ref, TensorGraph, TensorType, unknown_tensor
 
 FORMAT, VERSION = "headrace tensor graph", 1
 SUFFIX = ".tgraph"
@@ -50,7 +50,7 @@ def save_graph(graph: TensorGraph, path: str | Path) -> Path:
     document = {
         "format": FORMAT, "version": VERSION, "name": graph.name, "symbols": {name: list(ends) for name, ends in graph.symbols.items()},
         "inputs": [{"name": name, **_type_out(result)} for name, result in graph.inputs.items()],
-        "tensors": [{"name": name, "kind": tensor.kind} for name, tensor in graph.tensors.items()],
+        "tensors": [_tensor_out(name, tensor) for name, tensor in graph.tensors.items()],
         "outputs": list(graph.outputs),
         "nodes": [
             {
@@ -65,7 +65,7 @@ def save_graph(graph: TensorGraph, path: str | Path) -> Path:
         temporary = Path(tempfile.mkdtemp(prefix=path.name, dir=path.parent))
         try:
             (temporary / GRAPH_FILE).write_text(_json_text(document), encoding="utf-8")
-            _write_tensors(temporary / TENSORS_FILE, graph.tensors)
+            _write_tensors(temporary / TENSORS_FILE, {name: tensor for name, tensor in graph.tensors.items() if tensor.known})
             temporary.chmod(0o755)
             temporary.rename(path)
         finally:
@@ -99,11 +99,16 @@ def load_graph(path: str | Path) -> TensorGraph:
     for item in _objects(document["inputs"], {"name", "dtype", "shape"}, f"{file}: inputs"):
         inputs[_new_name(item, inputs, f"{file}: inputs")] = _type_in(item, f"{file}: input {item['name']!r}")
     tensors: dict[str, GraphTensor] = {}
-    for item in _objects(document["tensors"], {"name", "kind"}, f"{file}: tensors"):
+    for item in _objects(document["tensors"], {"name", "kind"}, f"{file}: tensors", {"dtype", "shape"}):
         name = _new_name(item, tensors, f"{file}: tensors")
+        kind = _text(item["kind"], f"{file}: tensor {name!r}: kind")
+        if "dtype" in item:
+            result = _type_in(item, f"{file}: tensor {name!r}")
+            tensors[name] = unknown_tensor(kind, result.dtype, result.shape)
+            continue
         if name not in stored:
             raise UserError(f"{path / TENSORS_FILE}: tensor {name!r} is missing, though {GRAPH_FILE} names it")
-        tensors[name] = GraphTensor(kind=_text(item["kind"], f"{file}: tensor {name!r}: kind"), values=_values(stored[name]))
+        tensors[name] = GraphTensor(kind=kind, values=_values(stored[name]))
     nodes = []
     for item in _objects(document["nodes"], {"name", "operator", "arguments", "result", "source", "module"}, f"{file}: nodes"):
         texts = {name: _text(item[name], f"{file}: nodes[{len(nodes)}].{name}") for name in ("name", "operator", "source", "module")}
@@ -139,6 +144,11 @@ def _json_text(document: dict[str, object]) -> str:
         else:
             lines.append(f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}")
     return "{" + ",\n".join(lines) + "}\n"
+
+
+def _tensor_out(name: str, tensor: GraphTensor) -> dict[str, object]:
+    named = {"name": name, "kind": tensor.kind}
+    return named if tensor.known else {**named, "dtype": str(tensor.values.dtype), "shape": list(tensor.values.shape)}
 
 
 def _type_out(result: TensorType) -> dict[str, object]:
@@ -180,11 +190,12 @@ def _text(value: object, place: str) -> str:
     return value
 
 
-def _objects(value: object, keys: set[str], place: str) -> list[dict[str, object]]:
+def _objects(value: object, keys: set[str], place: str, more: set[str] = frozenset()) -> list[dict[str, object]]:
+    """A list of objects with exactly `keys`, or with these and `more`."""
     if not isinstance(value, list) or len(value) > MAX_NODES:
         raise UserError(f"{place} must be a list of up to {MAX_NODES} objects")
     for item in value:
-        if not isinstance(item, dict) or item.keys() != keys:
+        if not isinstance(item, dict) or item.keys() not in (keys, keys | more):
             raise UserError(f"{place}: {str(item)[:60]}; needed is an object with exactly {', '.join(sorted(keys))}")
     return value
 

@@ -20,11 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from headrace.models.errors import UserError
 from headrace.models.symbolic_lengths import names_of
-from headrace.models.tensor_graph import Argument, GraphTensor, Node, Ref, TensorGraph, TensorType
+from headrace.models.tensor_graph import Argument, GraphTensor, Node, Ref, TensorGraph, TensorType, unknown_tensor
 from headrace.models.tensor_operators import GIVES_NUMBER, NUMBER, OPERATORS, SEVERAL_RESULTS
 
 if TYPE_CHECKING:
@@ -280,24 +278,28 @@ class _Reader:
                 raise UserError(f"module {self.name}: {spec.target or node.name} is a {spec.kind.name.lower()}; allowed are tensors")
             tensor = self.program.state_dict.get(spec.target, self.program.constants.get(spec.target))
             # Tied parameters are one: the same memory read in the same way.
-            key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype) if tensor.numel() else (node.name,)
+            if tensor.is_meta or not tensor.numel():  # no memory to compare
+                key = (id(tensor),)
+            else:
+                key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
             if key not in shared:
                 shared[key] = spec.target if spec.target not in taken else node.name
                 kind = {kinds.PARAMETER: "parameter", kinds.BUFFER: "buffer"}.get(spec.kind, "constant")
-                self.tensors[shared[key]] = GraphTensor(kind=kind, values=self._numpy(tensor, spec.target))
+                self.tensors[shared[key]] = self._stored(tensor, kind, spec.target)
                 self.types[shared[key]] = self.tensors[shared[key]].type
             self.values[node.name] = Ref(shared[key])
 
-    def _numpy(self, tensor: Any, target: str) -> np.ndarray:
+    def _stored(self, tensor: Any, kind: str, target: str) -> GraphTensor:
         torch = self.torch
-        if tensor.is_meta or tensor.is_quantized or tensor.is_complex() or tensor.layout != torch.strided:
-            raise UserError(f"module {self.name}: tensor {target} is {tensor.dtype} on {tensor.device}; allowed are plain real tensors with values")
-        tensor = tensor.detach().cpu()
+        if tensor.is_quantized or tensor.is_complex() or tensor.layout != torch.strided:
+            raise UserError(f"module {self.name}: tensor {target} is {tensor.dtype} in layout {tensor.layout}; allowed are plain tensors of real numbers")
         if tensor.is_floating_point():
-            tensor = tensor if tensor.dtype == torch.float16 else tensor.float()  # numpy has no bfloat16
-        elif tensor.dtype != torch.bool:
-            tensor = tensor.long()
-        return tensor.contiguous().numpy().copy()
+            dtype = torch.float16 if tensor.dtype == torch.float16 else torch.float32  # numpy has no bfloat16
+        else:
+            dtype = torch.bool if tensor.dtype == torch.bool else torch.int64
+        if tensor.is_meta:
+            return unknown_tensor(kind, str(dtype).removeprefix("torch."), tuple(tensor.shape))
+        return GraphTensor(kind=kind, values=tensor.detach().cpu().to(dtype).contiguous().numpy().copy())
 
     def _renamed(self, text: str) -> str:
         return re.sub(r"[A-Za-z_]\w*", lambda match: self.names.get(match[0], match[0]), text)

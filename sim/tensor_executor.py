@@ -26,6 +26,9 @@ def run(graph: TensorGraph, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray
     """
     if inputs.keys() != graph.inputs.keys():
         raise UserError(f"graph {graph.name}: inputs {', '.join(inputs) or 'none'} are given; needed are exactly {', '.join(graph.inputs) or 'none'}")
+    empty = next((name for name, tensor in graph.tensors.items() if not tensor.known), None)
+    if empty is not None:
+        raise UserError(f"graph {graph.name}: tensor {empty} has no values, so the graph can be counted but not run")
     values: dict[str, Any] = {name: _input(graph, name, array) for name, array in inputs.items()}
     lengths = bind_lengths(graph, {name: value.shape for name, value in values.items()})
     last_use = {name: index for index, node in enumerate(graph.nodes) for name in node.references()}

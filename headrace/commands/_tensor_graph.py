@@ -10,7 +10,7 @@ from headrace.output import emit_json, print_table
 
 
 def show_graph(path: Path, given: Sequence[str], as_json: bool, seed: int) -> None:
-    """Parameters, stored bytes, multiply-accumulates of a pass and operators by kind. `given` holds NAME=N for symbolic lengths; where one is
+    """Parameters, bytes of all tensors, multiply-accumulates of a pass and operators by kind. `given` holds NAME=N for symbolic lengths; where one is
     missing, counts that depend on lengths are null and the lengths that are needed are named."""
     from headrace.models.tensor_graph_file import load_graph
 
@@ -27,7 +27,7 @@ def show_graph(path: Path, given: Sequence[str], as_json: bool, seed: int) -> No
     document = {
         "model": graph.name,
         "parameters": graph.parameters,
-        "stored_bytes": sum(tensor.values.nbytes for tensor in graph.tensors.values()),
+        "tensor_bytes": graph.tensor_bytes,
         "lengths": {name: lengths.get(name) for name in graph.symbols},
         "macs_per_pass": None if macs is None else sum(macs.values()),
         "inputs": {name: {"dtype": result.dtype, "shape": list(result.shape)} for name, result in graph.inputs.items()},
@@ -36,7 +36,7 @@ def show_graph(path: Path, given: Sequence[str], as_json: bool, seed: int) -> No
     if as_json:
         emit_json(document, {"graph": graph.name, "lengths": lengths}, seed)
         return
-    rows = [(name, document[name]) for name in ("model", "parameters", "stored_bytes", "macs_per_pass")]
+    rows = [(name, document[name]) for name in ("model", "parameters", "tensor_bytes", "macs_per_pass")]
     rows += [(f"input {name}", f"{result.dtype} {list(result.shape)}") for name, result in graph.inputs.items()]
     for name, (low, high) in graph.symbols.items():
         needed = f"give --length {name}=N, from {low}" + ("" if high is None else f" to {high}")

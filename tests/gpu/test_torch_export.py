@@ -239,3 +239,20 @@ def test_tied_and_unused_parameters_count_once():
 
     graph = export_module(Tied().eval(), (torch.zeros(2, 3, dtype=torch.long),))
     assert graph.parameters == 7 * 4 + 5 and graph.macs() == 2 * 3 * 4 * 7
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_without_weights_is_counted(tied):
+    """On the meta device: Llama-2-7B's sizes with two layers; the count of MACs is a formula, that of parameters PyTorch's."""
+    width, ffn, vocab, length = 4096, 11008, 32000, 128
+    config = transformers.LlamaConfig(
+        vocab_size=vocab, hidden_size=width, intermediate_size=ffn, num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=32, tie_word_embeddings=tied
+    )
+    with torch.device("meta"):
+        module = First(transformers.LlamaForCausalLM(config), use_cache=False).eval()
+        graph = export_module(module, (torch.zeros(1, 8, dtype=torch.long),), ({1: Dim("tokens", max=2048)},))
+    assert graph.parameters == sum(parameter.numel() for parameter in module.parameters()) > 5e8
+    layer = 4 * width * width + 3 * width * ffn + 2 * length * width
+    assert graph.macs({"tokens": length}) == length * (2 * layer + vocab * width)
+    with pytest.raises(UserError, match="has no values"):
+        run(graph, {"x": np.zeros((1, 8), np.int64)})

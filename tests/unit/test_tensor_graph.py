@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from headrace.cli import main
 from headrace.models.errors import UserError
 from headrace.models.symbolic_lengths import evaluate, names_of
-from headrace.models.tensor_graph import GraphTensor, Node, Ref, TensorGraph, TensorType
+from headrace.models.tensor_graph import GraphTensor, Node, Ref, TensorGraph, TensorType, unknown_tensor
 from headrace.models.tensor_graph_file import load_graph, save_graph
 from headrace.models.tensor_operators import OPERATORS
 from headrace.models.torch_export import export_module
@@ -255,6 +255,23 @@ def test_every_dtype_and_number_is_kept(tmp_path):
         assert found.dtype == expected.dtype
         np.testing.assert_array_equal(found, expected)
     assert {name: tensor.values.dtype for name, tensor in again.tensors.items()} == {name: values.dtype for name, values in tensors.items()}
+
+
+def test_a_graph_without_values_is_counted_and_not_run(tmp_path):
+    graph = small(tensors={"weight": unknown_tensor("parameter", "float16", (3, 2))})
+    path = save_graph(graph, tmp_path / "x.tgraph")
+    again = load_graph(path)
+    for one in (graph, again):
+        assert (one.parameters, one.tensor_bytes, one.macs({"n": 2}), one.tensors["weight"].known) == (6, 12, 12, False)
+        with pytest.raises(UserError, match="weight has no values"):
+            run(one, {"x": np.zeros((1, 2))})
+    for wrong in ({"shape": [1 << 40, 1 << 40]}, {"shape": [-3, 2]}, {"shape": ["n", 2]}, {"dtype": "object"}, {"shape": [1] * 13}):
+        document = json.loads((path / "graph.json").read_text())
+        document["tensors"][0].update(wrong)
+        other = shutil.copytree(path, tmp_path / "y.tgraph", dirs_exist_ok=True)
+        (other / "graph.json").write_text(json.dumps(document))
+        with pytest.raises(UserError, match="a tensor of"):
+            load_graph(other)
 
 
 def changed(tmp_path: Path, change) -> Path:
