@@ -89,8 +89,10 @@ class GraphTensor:
 
 def unknown_tensor(kind: str, dtype: str, shape: tuple[int, ...]) -> GraphTensor:
     """A tensor of which only dtype and shape are known; it takes no memory. Raises UserError for what no tensor can be."""
-    if dtype not in STORED_DTYPES or len(shape) > MAX_DIMENSIONS or not all(type(length) is int and length >= 0 for length in shape) or math.prod(shape) > MAX_LENGTH:
-        raise UserError(f"a tensor of {str(dtype)[:20]} and shape {str(list(shape))[:60]}; allowed are {', '.join(STORED_DTYPES)} and up to {MAX_LENGTH} elements")
+    whole = len(shape) <= MAX_DIMENSIONS and all(type(length) is int and length >= 0 for length in shape)
+    if dtype not in STORED_DTYPES or not whole or math.prod(shape) > MAX_LENGTH:
+        allowed = f"{', '.join(STORED_DTYPES)} and up to {MAX_LENGTH} elements"
+        raise UserError(f"a tensor of {str(dtype)[:20]} and shape {str(list(shape))[:60]}; allowed are {allowed}")
     return GraphTensor(kind=kind, values=np.broadcast_to(np.zeros((), dtype), shape), known=False)
 
 

@@ -54,7 +54,8 @@ def save_graph(graph: TensorGraph, path: str | Path) -> Path:
         "outputs": list(graph.outputs),
         "nodes": [
             {
-                "name": node.name, "operator": node.operator, "arguments": {name: _argument_out(value) for name, value in node.arguments.items()},
+                "name": node.name, "operator": node.operator,
+                "arguments": {name: _argument_out(value) for name, value in node.arguments.items()},
                 "result": [_type_out(one) for one in node.result] if isinstance(node.result, tuple) else _type_out(node.result),
                 "source": node.source, "module": node.module,
             }

@@ -2,8 +2,9 @@
 
 Names and meanings are those of PyTorch's ATen operators, several overloads under one name; what differs stands in a comment.
 Kinds of argument: `tensor`; `tensors`, a list; `indices`, a list of tensors or null; `number`, an integer or a float; `operand`, a tensor
-or a number; `int`; `ints`; `bool`; `dtype`, one of `DTYPES`; `parts`, the results of a node that has several; `text:A|B`, one of these words. A `?` says
-that null is taken too. An `int`, and any of `ints`, may be a reference to a node of dtype `number`, which is how lengths that are not known before a run enter.
+or a number; `int`; `ints`; `bool`; `dtype`, one of `DTYPES`; `parts`, the results of a node that has several; `text:A|B`, one of these
+words. A `?` says that null is taken too. An `int`, any of `ints` and a `number` may be a reference to a node of dtype `number`, which is
+how lengths that are not known before a run enter.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ NUMBER = "number"
 """The dtype of a node that gives a plain integer, not a tensor: a length, or arithmetic on lengths."""
 
 _UNARY = (
-    "abs", "bitwise_not", "ceil", "cos", "erf", "exp", "expm1", "floor", "isinf", "isnan", "log", "log1p", "log2", "log10", "logical_not", "neg", "reciprocal",
-    "relu", "round", "rsqrt", "sigmoid", "sign", "silu", "sin", "sqrt", "tan", "tanh", "atan", "sinh", "cosh", "trunc", "mish", "hardswish", "hardsigmoid", "log_sigmoid",
+    "abs", "bitwise_not", "ceil", "cos", "erf", "exp", "expm1", "floor", "isinf", "isnan", "log", "log1p", "log2", "log10",
+    "logical_not", "neg", "reciprocal",
+    "relu", "round", "rsqrt", "sigmoid", "sign", "silu", "sin", "sqrt", "tan", "tanh", "atan", "sinh", "cosh", "trunc", "mish",
+    "hardswish", "hardsigmoid", "log_sigmoid",
 )
 _BINARY = (
-    "bitwise_and", "bitwise_or", "bitwise_xor", "eq", "floor_divide", "fmod", "ge", "gt", "le", "logical_and", "logical_or", "logical_xor", "lt",
+    "bitwise_and", "bitwise_or", "bitwise_xor", "eq", "floor_divide", "fmod", "ge", "gt", "le", "logical_and", "logical_or",
+    "logical_xor", "lt",
     "maximum", "minimum", "mul", "ne", "remainder", "atan2",
 )
 _LENGTHS = ("add", "sub", "mul", "floordiv", "mod", "max", "min")

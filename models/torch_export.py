@@ -1,6 +1,6 @@
 """A tensor graph of any `torch.nn.Module`, through `torch.export`.
 
-    module = transformers.AutoModelForCausalLM.from_pretrained(...).eval()
+    module = transformers.AutoModelForCausalLM.from_pretrained(..., use_cache=False).eval()
     tokens = torch.export.Dim("tokens", min=2, max=2048)
     graph = export_module(module, (torch.zeros(1, 8, dtype=torch.long),), dynamic_shapes=({1: tokens},))
 
@@ -35,30 +35,37 @@ _Arguments = dict[str, Argument]
 
 # Arguments that change no value here: where and how a tensor lies, how gradients flow. A dtype is that of the recorded result.
 _NO_MEANING = frozenset({
-    "dtype", "device", "layout", "pin_memory", "memory_format", "non_blocking", "copy", "implicit", "sparse_grad", "cudnn_enable", "cudnn_enabled",
+    "dtype", "device", "layout", "pin_memory", "memory_format", "non_blocking", "copy", "implicit", "sparse_grad", "cudnn_enable",
+    "cudnn_enabled",
     "padding_idx", "output_size", "scale_grad_by_freq", "sparse", "stable", "half_to_float", "momentum",
 })
-_RENAMED_ARGUMENTS = {"self": "input", "split_sizes": "split_size", "condition": "condition", "batch1": "mat1", "batch2": "mat2", "mat2": "other", "vec": "other", "tensor": "other"}
-_RENAMED_OF = {
-    "reshape": {"size": "shape"}, "grouped_matmul": {"mat2": "weight", "offs": "offsets"},
-}
-_MISSING: _Arguments = {"dim": None, "keepdim": False, "alpha": 1, "correction": 1, "min": None, "max": None, "accumulate": False, "start": 0, "step": 1, "rounding_mode": None, "n": 1}
+_RENAMED_ARGUMENTS = {"split_sizes": "split_size", "batch1": "mat1", "batch2": "mat2", "mat2": "other", "vec": "other", "tensor": "other"}
+_RENAMED_OF = {"reshape": {"size": "shape"}, "grouped_matmul": {"mat2": "weight", "offs": "offsets"}}
+_MISSING: _Arguments = {"dim": None, "keepdim": False, "alpha": 1, "min": None, "max": None, "rounding_mode": None}
 """What an overload that lacks an argument means by it."""
 
 _ALIASES = {
-    "mm": "matmul", "bmm": "matmul", "mv": "matmul", "dot": "matmul", "baddbmm": "addmm", "view": "reshape", "_unsafe_view": "reshape", "clamp_min": "clamp",
-    "clamp_max": "clamp", "__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor", "_softmax": "softmax", "_log_softmax": "log_softmax",
-    "linalg_vector_norm": "vector_norm", "constant_pad_nd": "pad", "split_with_sizes": "split", "split.Tensor": "split_equal", "split.default": "split", "split.sizes": "split",
-    "repeat_interleave.self_int": "repeat_interleave", "max.other": "maximum", "min.other": "minimum", "max.dim": "max_and_index", "min.dim": "min_and_index",
-    "max.default": "amax", "min.default": "amin", "sym_size.int": "size", "true_divide": "div", "concat": "cat", "swapaxes": "transpose", "_grouped_mm": "grouped_matmul", "transformers.grouped_mm_fallback": "grouped_matmul",
+    "mm": "matmul", "bmm": "matmul", "mv": "matmul", "dot": "matmul", "baddbmm": "addmm", "view": "reshape",
+    "_unsafe_view": "reshape", "clamp_min": "clamp",
+    "clamp_max": "clamp", "__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor", "_softmax": "softmax",
+    "_log_softmax": "log_softmax",
+    "linalg_vector_norm": "vector_norm", "constant_pad_nd": "pad", "split_with_sizes": "split", "split.Tensor": "split_equal",
+    "split.default": "split", "split.sizes": "split",
+    "repeat_interleave.self_int": "repeat_interleave", "max.other": "maximum", "min.other": "minimum", "max.dim": "max_and_index",
+    "min.dim": "min_and_index",
+    "max.default": "amax", "min.default": "amin", "sym_size.int": "size", "true_divide": "div", "concat": "cat", "swapaxes": "transpose",
+    "_grouped_mm": "grouped_matmul", "transformers.grouped_mm_fallback": "grouped_matmul",
 }
 # Several results, of which inference uses the first alone.
 _FIRST_RESULT = {
-    "_native_batch_norm_legit_no_training": "batch_norm", "native_layer_norm": "layer_norm", "max_pool2d_with_indices": "max_pool", "_fused_rms_norm": "rms_norm",
+    "_native_batch_norm_legit_no_training": "batch_norm", "native_layer_norm": "layer_norm", "max_pool2d_with_indices": "max_pool",
+    "_fused_rms_norm": "rms_norm",
 }
 _SAME_VALUES = frozenset({"contiguous", "clone", "detach", "detach_", "alias", "lift_fresh", "lift_fresh_copy"})
-_CHECKS_ONLY = frozenset({"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range", "sym_constrain_range_for_size"})
-_LENGTH_FUNCTIONS = {"add": "add", "sub": "sub", "mul": "mul", "floordiv": "floordiv", "mod": "mod", "sym_max": "max", "sym_min": "min", "max": "max", "min": "min"}
+_CHECKS_ONLY = frozenset({"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range",
+    "sym_constrain_range_for_size"})
+_LENGTH_FUNCTIONS = {"add": "add", "sub": "sub", "mul": "mul", "floordiv": "floordiv", "mod": "mod", "sym_max": "max",
+    "sym_min": "min", "max": "max", "min": "min"}
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
@@ -76,6 +83,8 @@ def export_module(
     """
     torch = _torch()
     name = name or type(module).__name__
+    if not isinstance(example_inputs, (tuple, list)):
+        raise UserError(f"module {name}: example_inputs is a {type(example_inputs).__name__}; allowed is a tuple of the module's inputs")
     if module.training:
         raise UserError(f"module {name}: is in training mode; allowed is one after module.eval()")
     try:
@@ -90,8 +99,8 @@ def export_module(
 def from_exported(program: torch.export.ExportedProgram, *, name: str = "module", names: Mapping[str, str] | None = None) -> TensorGraph:
     """The graph of an exported program. `names` maps torch's symbols (`s70`) to names of lengths; others are named INPUT_DIMENSION.
 
-    Raises UserError, one line: for an operator that is not known, with its source line; for a module that changes its buffers or inputs, or has tensors of
-    complex or quantised type; for lengths that depend on data.
+    Raises UserError, one line: for an operator that is not known, with its source line; for a module that changes its buffers or inputs,
+    or has tensors of complex or quantised type; for lengths that depend on data.
     """
     torch = _torch()
     unknown: dict[Any, tuple[Any, str]] = {}
@@ -219,7 +228,8 @@ class _Reader:
         if not outputs:
             raise UserError(f"module {self.name}: gives no tensor")
         return TensorGraph(
-            name=self.name, symbols=self._symbols(), inputs=self.inputs, tensors=self.tensors, nodes=self._needed(outputs), outputs=tuple(outputs)
+            name=self.name, symbols=self._symbols(), inputs=self.inputs, tensors=self.tensors, nodes=self._needed(outputs),
+            outputs=tuple(outputs)
         )
 
     def _needed(self, outputs: Sequence[str]) -> tuple[Node, ...]:
@@ -269,8 +279,11 @@ class _Reader:
                     self.values[node.name] = value
                     continue
                 for index, length in enumerate(value.shape):
-                    if not isinstance(length, int) and str(length).isidentifier():
-                        self.names.setdefault(str(length), f"{node.name}_{index}")
+                    if not isinstance(length, int) and str(length).isidentifier() and str(length) not in self.names:
+                        length_name = f"{node.name}_{index}"
+                        while length_name in self.names.values():
+                            length_name += "_"
+                        self.names[str(length)] = length_name
                 self.inputs[node.name] = self.types[node.name] = self._type(value, node)
                 self.values[node.name] = Ref(node.name)
                 continue
@@ -388,12 +401,13 @@ class _Reader:
             self._append(node, "length_neg", {"input": arguments[0]}, TensorType(NUMBER, ()))
         elif name in _LENGTH_FUNCTIONS and number and len(arguments) == 2:
             self._append(node, f"length_{_LENGTH_FUNCTIONS[name]}", {"input": arguments[0], "other": arguments[1]}, TensorType(NUMBER, ()))
-        elif node.users and not all(_target_name(user.target).startswith("aten._assert") or not user.users for user in node.users):
+        elif not _only_checked(node):
             raise _Unknown("")
 
     def _append(self, node: Any, operator: str, arguments: _Arguments, result: TensorType | tuple[TensorType, ...]) -> None:
         self.nodes.append(Node(
-            name=node.name, operator=operator, arguments=arguments, result=result, source=_source(node).removeprefix("at "), module=_module_path(node)
+            name=node.name, operator=operator, arguments=arguments, result=result, source=_source(node).removeprefix("at "),
+            module=_module_path(node)
         ))
         self.types[node.name] = result
         self.values[node.name] = Ref(node.name)
@@ -410,6 +424,14 @@ class _Reader:
         return bound
 
 
+def _only_checked(node: Any) -> bool:
+    """Nothing but assertions depends on the node."""
+    return all(
+        _target_name(user.target).startswith("aten._assert") or user.op == "call_function" and user.users and _only_checked(user)
+        for user in node.users
+    )
+
+
 def _fitted(operator: str, given: _Arguments, schema: Any) -> _Arguments:
     """`given` under the names and kinds of the vocabulary. Raises _Unknown for an argument that has a meaning which the vocabulary lacks."""
     signature = OPERATORS.get(operator)
@@ -424,7 +446,7 @@ def _fitted(operator: str, given: _Arguments, schema: Any) -> _Arguments:
             value = _MISSING.get(name)
         if kind.startswith("ints") and (type(value) is int or isinstance(value, Ref)):
             value = (value,)
-        if kind == "ints?" and value == ():
+        if kind == "ints?" and value == () and operator != "squeeze":
             value = None
         arguments[name] = value
     defaults = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
@@ -494,6 +516,13 @@ def _pad(given: _Arguments, result: TensorType, types: Mapping[str, TensorType])
     return "pad", {"input": given["input"], "pad": given["pad"], "value": given["value"] or 0}
 
 
+def _scatter(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
+    if "reduce" in given:
+        raise _Unknown(f" with reduce = {given['reduce']}")
+    return "scatter", {"input": given["input"], "dim": given["dim"], "index": given["index"],
+        "src": given["src"] if "src" in given else given["value"]}
+
+
 def _chunk(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
     length = types[given["input"].name].shape[given["dim"]]
     if isinstance(length, str):
@@ -508,20 +537,19 @@ def _transpose(given: _Arguments, result: TensorType, types: Mapping[str, Tensor
 
 
 _RULES: dict[str, _Rule] = {
-    "to": _cast, "_to_copy": _cast, "type_as": _cast, "chunk": _chunk, "arange": _arange, "pad": _pad, "batch_norm": _batch_norm, "_native_batch_norm_legit_no_training": _batch_norm, "t": _transpose, "mT": _transpose,
+    "to": _cast, "_to_copy": _cast, "type_as": _cast, "chunk": _chunk, "arange": _arange, "pad": _pad, "batch_norm": _batch_norm,
+    "_native_batch_norm_legit_no_training": _batch_norm, "t": _transpose, "mT": _transpose,
     "var": _spread, "std": lambda given, result, types: ("std", _spread(given, result, types)[1]),
     **dict.fromkeys(("empty", "empty_permuted", "new_empty"), _filled(0)), "empty_like": _filled_like(0),  # whatever memory held
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "avg_pool1d", "avg_pool2d", "avg_pool3d"), _pool),
     "conv1d": _convolution, "conv2d": _convolution, "conv3d": _convolution, "convolution": _convolution,
-    "full": _filled(None), "ones": _filled(1), "zeros": _filled(0), "new_full": _filled(None), "new_ones": _filled(1), "new_zeros": _filled(0),
+    "full": _filled(None), "ones": _filled(1), "zeros": _filled(0), "new_full": _filled(None), "new_ones": _filled(1),
+    "new_zeros": _filled(0),
     "full_like": _filled_like(None), "ones_like": _filled_like(1), "zeros_like": _filled_like(0),
     "scalar_tensor": lambda given, result, types: ("full", {"size": (), "fill_value": given["s"], "dtype": result.dtype}),
     "rsub": lambda given, result, types: ("sub", {"input": given["other"], "other": given["input"], "alpha": given["alpha"]}),
     "square": lambda given, result, types: ("pow", {"input": given["input"], "exponent": 2}),
     "hardtanh": lambda given, result, types: ("clamp", {"input": given["input"], "min": given["min_val"], "max": given["max_val"]}),
     "relu6": lambda given, result, types: ("clamp", {"input": given["input"], "min": 0, "max": 6}),
-    "scatter": lambda given, result, types: (
-        "scatter", {"input": given["input"], "dim": given["dim"], "index": given["index"], "src": given["src"] if "src" in given else given["value"]}
-    ),
-    "masked_fill": lambda given, result, types: ("masked_fill", {name: given[name] for name in OPERATORS["masked_fill"]}),
+    "scatter": _scatter,
 }

@@ -21,8 +21,8 @@ _MAX_NUMBER = 1 << 63
 def run(graph: TensorGraph, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
     """The graph's outputs, in order, for one array of each input's name.
 
-    Symbolic lengths are read off the inputs. Every result is checked against the recorded shape and freed after its last use. Raises UserError for inputs that are
-    not as the graph says, and for a node whose arguments do not fit together.
+    Symbolic lengths are read off the inputs. Every result is checked against the recorded shape and freed after its last use. Raises
+    UserError for inputs that are not as the graph says, and for a node whose arguments do not fit together.
     """
     if inputs.keys() != graph.inputs.keys():
         raise UserError(f"graph {graph.name}: inputs {', '.join(inputs) or 'none'} are given; needed are exactly {', '.join(graph.inputs) or 'none'}")

@@ -1,8 +1,9 @@
 """What the operators of a tensor graph compute, in numpy: one function for each name of `headrace.models.tensor_operators.OPERATORS`.
 
-Meanings are those of PyTorch's documentation of the ATen operator of that name. Arguments come by the vocabulary's names: arrays of float32, int64 or bool,
-numbers, tuples, None. The executor turns every result into its recorded dtype, so a function may return a wider one. Sums run in float64. A function that could make a
-result larger than its inputs checks the size first and raises ValueError above `MAX_ELEMENTS`.
+Meanings are those of PyTorch's documentation of the ATen operator of that name. Arguments come by the vocabulary's names: arrays of
+float32, int64 or bool, numbers, tuples, None. The executor turns every result into its recorded dtype, so a function may return a wider
+one. Sums run in float64. A function that could make a result larger than its inputs checks the size first and raises ValueError above
+`MAX_ELEMENTS`.
 """
 
 from __future__ import annotations
@@ -50,8 +51,11 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 _UNARY: dict[str, Function] = {
-    "abs": np.abs, "bitwise_not": np.invert, "ceil": np.ceil, "cos": np.cos, "erf": erf, "exp": np.exp, "expm1": np.expm1, "floor": np.floor, "isinf": np.isinf,
-    "isnan": np.isnan, "log": np.log, "log1p": np.log1p, "log2": np.log2, "log10": np.log10, "atan": np.arctan, "sinh": np.sinh, "cosh": np.cosh, "trunc": np.trunc, "logical_not": np.logical_not, "neg": np.negative, "relu": lambda x: np.maximum(x, 0), "round": np.rint,
+    "abs": np.abs, "bitwise_not": np.invert, "ceil": np.ceil, "cos": np.cos, "erf": erf, "exp": np.exp, "expm1": np.expm1,
+    "floor": np.floor, "isinf": np.isinf,
+    "isnan": np.isnan, "log": np.log, "log1p": np.log1p, "log2": np.log2, "log10": np.log10, "atan": np.arctan, "sinh": np.sinh,
+    "cosh": np.cosh, "trunc": np.trunc, "logical_not": np.logical_not, "neg": np.negative, "relu": lambda x: np.maximum(x, 0),
+    "round": np.rint,
     "sign": np.sign, "sin": np.sin, "sqrt": np.sqrt, "tan": np.tan, "tanh": np.tanh, "sigmoid": _sigmoid,
     "reciprocal": lambda x: 1 / x,
     "rsqrt": lambda x: 1 / np.sqrt(x),
@@ -62,9 +66,12 @@ _UNARY: dict[str, Function] = {
     "log_sigmoid": lambda x: -np.logaddexp(-x, 0),
 }
 _BINARY: dict[str, Function] = {
-    "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_xor": np.bitwise_xor, "eq": np.equal, "floor_divide": np.floor_divide, "fmod": np.fmod,
-    "ge": np.greater_equal, "gt": np.greater, "le": np.less_equal, "logical_and": np.logical_and, "logical_or": np.logical_or, "logical_xor": np.logical_xor,
-    "lt": np.less, "maximum": np.maximum, "minimum": np.minimum, "mul": np.multiply, "ne": np.not_equal, "remainder": np.remainder, "atan2": np.arctan2,
+    "bitwise_and": np.bitwise_and, "bitwise_or": np.bitwise_or, "bitwise_xor": np.bitwise_xor, "eq": np.equal,
+    "floor_divide": np.floor_divide, "fmod": np.fmod,
+    "ge": np.greater_equal, "gt": np.greater, "le": np.less_equal, "logical_and": np.logical_and, "logical_or": np.logical_or,
+    "logical_xor": np.logical_xor,
+    "lt": np.less, "maximum": np.maximum, "minimum": np.minimum, "mul": np.multiply, "ne": np.not_equal, "remainder": np.remainder,
+    "atan2": np.arctan2,
 }
 
 
@@ -219,7 +226,8 @@ def convolution(input, weight, bias, stride, padding, dilation, groups):
     bounded((len(windows), weight.shape[0], *windows.shape[2 : 2 + spatial]))
     inputs, outputs = weight.shape[1], weight.shape[0] // groups
     parts = [
-        np.tensordot(windows[:, g * inputs : (g + 1) * inputs], weight[g * outputs : (g + 1) * outputs], axes=((1, *kernel_axes), (1, *axes)))
+        np.tensordot(windows[:, g * inputs : (g + 1) * inputs], weight[g * outputs : (g + 1) * outputs],
+            axes=((1, *kernel_axes), (1, *axes)))
         for g in range(groups)
     ]
     result = np.moveaxis(np.concatenate(parts, axis=-1), -1, 1)
@@ -228,7 +236,8 @@ def convolution(input, weight, bias, stride, padding, dilation, groups):
     return result[0] if unbatched else result
 
 
-def _windows(x: np.ndarray, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], fill: float) -> np.ndarray:
+def _windows(x: np.ndarray, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    fill: float) -> np.ndarray:
     """[..., positions, kernel]: what the kernel sees at every position of the last dimensions, as a view of the padded input."""
     spatial = len(kernel)
     if not len(stride) == len(padding) == len(dilation) == spatial < x.ndim or min(*stride, *dilation, *kernel) < 1 or min(padding) < 0:
@@ -303,7 +312,8 @@ def group_norm(input, num_groups, weight, bias, eps):
 
 @_operator
 def batch_norm(input, weight, bias, running_mean, running_var, eps):
-    mean, variance, weight, bias = (None if x is None else x.reshape(-1, *[1] * (input.ndim - 2)) for x in (running_mean, running_var, weight, bias))
+    mean, variance, weight, bias = (None if x is None else x.reshape(-1, *[1] * (input.ndim - 2)) for x in (running_mean,
+        running_var, weight, bias))
     return _scaled((input - mean) / np.sqrt(variance + np.float32(eps)), weight, bias)
 
 
@@ -358,8 +368,10 @@ def _reduction(function: Function, *, wide: bool = False) -> Function:
 
 
 _FUNCTIONS |= {
-    "sum": _reduction(np.sum, wide=True), "mean": _reduction(np.mean, wide=True), "prod": _reduction(np.prod, wide=True), "amax": _reduction(np.max),
-    "amin": _reduction(np.min), "any": _reduction(np.any), "all": _reduction(np.all), "argmax": _reduction(np.argmax), "argmin": _reduction(np.argmin),
+    "sum": _reduction(np.sum, wide=True), "mean": _reduction(np.mean, wide=True), "prod": _reduction(np.prod, wide=True),
+    "amax": _reduction(np.max),
+    "amin": _reduction(np.min), "any": _reduction(np.any), "all": _reduction(np.all), "argmax": _reduction(np.argmax),
+    "argmin": _reduction(np.argmin),
 }
 
 
@@ -567,7 +579,8 @@ def unfold(input, dimension, size, step):
     """Windows of `size`, every `step`-th, as a new last dimension."""
     if step < 1:
         raise ValueError(f"a step of {step}; allowed is 1 and above")
-    return _along(np.lib.stride_tricks.sliding_window_view(input, size, axis=dimension), dimension if dimension >= 0 else dimension - 1, slice(None, None, step))
+    return _along(np.lib.stride_tricks.sliding_window_view(input, size, axis=dimension),
+        dimension if dimension >= 0 else dimension - 1, slice(None, None, step))
 
 
 @_operator
@@ -683,9 +696,11 @@ def size(input, dim):
 
 
 _FUNCTIONS |= {
-    "length_add": lambda input, other: input + other, "length_sub": lambda input, other: input - other, "length_mul": lambda input, other: input * other,
+    "length_add": lambda input, other: input + other, "length_sub": lambda input, other: input - other, "length_mul": lambda input,
+    other: input * other,
     "length_floordiv": lambda input, other: input // other, "length_mod": lambda input, other: input % other,
-    "length_max": lambda input, other: max(input, other), "length_min": lambda input, other: min(input, other), "length_neg": lambda input: -input,
+    "length_max": lambda input, other: max(input, other), "length_min": lambda input, other: min(input, other),
+    "length_neg": lambda input: -input,
 }
 
 

@@ -27,7 +27,8 @@ pytestmark = pytest.mark.gpu
 
 VOCAB, WIDTH, FFN, LAYERS, HEADS, KV_HEADS, POSITIONS = 100, 32, 64, 2, 4, 2, 64
 LLAMA_SIZES = {
-    "vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": FFN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+    "vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": FFN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
     "max_position_embeddings": POSITIONS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }
 BATCH, TOKENS, SOURCE = Dim("batch", max=64), Dim("tokens", max=POSITIONS), Dim("source", max=POSITIONS)
@@ -59,12 +60,14 @@ def decoder(name: str, **sizes) -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    config = transformers.GPT2Config(vocab_size=VOCAB, n_positions=POSITIONS, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, bos_token_id=1, eos_token_id=2)
+    config = transformers.GPT2Config(vocab_size=VOCAB, n_positions=POSITIONS, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS,
+        bos_token_id=1, eos_token_id=2)
     return First(transformers.GPT2LMHeadModel(config), use_cache=False)
 
 
 def bert() -> nn.Module:
-    return First(transformers.BertForMaskedLM(transformers.BertConfig(**{key: value for key, value in LLAMA_SIZES.items() if key != "num_key_value_heads"})))
+    return First(transformers.BertForMaskedLM(transformers.BertConfig(**{key: value for key,
+        value in LLAMA_SIZES.items() if key != "num_key_value_heads"})))
 
 
 def vit() -> nn.Module:
@@ -80,11 +83,13 @@ def t5() -> nn.Module:
 
 
 def mamba() -> nn.Module:
-    return First(transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=LAYERS, state_size=8)), use_cache=False)
+    return First(transformers.MambaForCausalLM(transformers.MambaConfig(vocab_size=VOCAB, hidden_size=WIDTH,
+        num_hidden_layers=LAYERS, state_size=8)), use_cache=False)
 
 
 def encoder() -> nn.Module:
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, FFN, batch_first=True, norm_first=True), LAYERS, enable_nested_tensor=False)
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, HEADS, FFN, batch_first=True, norm_first=True), LAYERS,
+        enable_nested_tensor=False)
 
 
 def tokens(*shape: int) -> torch.Tensor:
@@ -97,7 +102,8 @@ def images(*shape: int) -> torch.Tensor:
 
 TEXT = ((tokens(2, 9),), (tokens(3, 17),), ({0: BATCH, 1: TOKENS},))
 CASES = {
-    "llama": (lambda: decoder("Llama"), *TEXT), "gpt2": (gpt2, *TEXT), "bert": (bert, *TEXT), "qwen3": (lambda: decoder("Qwen3", head_dim=8), *TEXT),
+    "llama": (lambda: decoder("Llama"), *TEXT), "gpt2": (gpt2, *TEXT), "bert": (bert, *TEXT),
+    "qwen3": (lambda: decoder("Qwen3", head_dim=8), *TEXT),
     "gemma3": (lambda: decoder("Gemma3", head_dim=8, sliding_window=4), *TEXT), "phi3": (lambda: decoder("Phi3"), *TEXT),
     "vit": (vit, (images(2, 3, 32, 32),), (images(5, 3, 32, 32),), ({0: BATCH},)), "mamba": (mamba, (tokens(2, 9),), (tokens(2, 9),), None),
     "t5": (t5, (tokens(2, 9), tokens(2, 5)), (tokens(3, 4), tokens(3, 11)), ({0: BATCH, 1: SOURCE}, {0: BATCH, 1: TOKENS})),
@@ -203,9 +209,12 @@ def test_an_unknown_operator_is_named_with_its_line():
 
 
 @pytest.mark.parametrize(("function", "words"), [
-    (lambda self, x: x[x > 0], "depends on data"), (lambda self, x: torch.linalg.qr(x)[0], "aten.linalg_qr.default is not known"), (lambda self, x: self.state.add_(x[0]) * 2, "changes state"),
-    (lambda self, x: x.add_(1), "changes x"), (lambda self, x: x * 2 if x.sum() > 0 else x, "torch.export: "), (lambda self, x: torch.rand_like(x), "aten.rand_like.default is not known"),
-    (lambda self, x: torch.view_as_complex(x[:, :2].clone()).abs(), "complex numbers"), (lambda self, x: 3, "gives no tensor"), (lambda self, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "cond is not known"),
+    (lambda self, x: x[x > 0], "depends on data"), (lambda self, x: torch.linalg.qr(x)[0], "aten.linalg_qr.default is not known"),
+    (lambda self, x: self.state.add_(x[0]) * 2, "changes state"),
+    (lambda self, x: x.add_(1), "changes x"), (lambda self, x: x * 2 if x.sum() > 0 else x, "torch.export: "),
+    (lambda self, x: torch.rand_like(x), "aten.rand_like.default is not known"),
+    (lambda self, x: torch.view_as_complex(x[:, :2].clone()).abs(), "complex numbers"), (lambda self, x: 3, "gives no tensor"),
+    (lambda self, x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "cond is not known"),
     (lambda self, x: nn.functional.pad(x[None], (1, 1), mode="reflect").median(), "aten.median.default is not known"),
 ])
 def test_what_is_refused(function, words):
@@ -246,7 +255,8 @@ def test_a_model_without_weights_is_counted(tied):
     """On the meta device: Llama-2-7B's sizes with two layers; the count of MACs is a formula, that of parameters PyTorch's."""
     width, ffn, vocab, length = 4096, 11008, 32000, 128
     config = transformers.LlamaConfig(
-        vocab_size=vocab, hidden_size=width, intermediate_size=ffn, num_hidden_layers=2, num_attention_heads=32, num_key_value_heads=32, tie_word_embeddings=tied
+        vocab_size=vocab, hidden_size=width, intermediate_size=ffn, num_hidden_layers=2, num_attention_heads=32,
+        num_key_value_heads=32, tie_word_embeddings=tied
     )
     with torch.device("meta"):
         module = First(transformers.LlamaForCausalLM(config), use_cache=False).eval()

@@ -51,7 +51,8 @@ def test_the_stored_graphs_use_every_operator():
 
 def test_flatten():
     x = np.arange(24).reshape(2, 3, 4, 1)
-    assert [FUNCTIONS["flatten"](x, *ends).shape for ends in ((0, -1), (1, 2), (-2, -1), (2, 2))] == [(24,), (2, 12, 1), (2, 3, 4), (2, 3, 4, 1)]
+    assert [FUNCTIONS["flatten"](x, *ends).shape for ends in ((0, -1), (1, 2), (-2, -1), (2, 2))] == [(24,), (2, 12, 1), (2, 3, 4),
+        (2, 3, 4, 1)]
     assert FUNCTIONS["flatten"](np.float32(3), 0, -1).shape == (1,) and FUNCTIONS["flatten"](x, 1, 2).ravel().tolist() == list(range(24))
 
 
@@ -124,12 +125,16 @@ def test_activation_by_formula(name, arguments, formula):
 
 
 @pytest.mark.parametrize(("name", "arguments"), [
-    ("expand", (np.zeros(1), (1 << 20, 1 << 20))), ("full", ((1 << 40,), 0, "bool")), ("repeat", (np.zeros(4), (1 << 30,))), ("arange", (0, 1e12, 1, "int64")),
-    ("add", (np.broadcast_to(np.zeros(1), (1 << 20, 1)), np.broadcast_to(np.zeros(1), 1 << 20), 1)), ("one_hot", (np.zeros(1 << 10, np.int64), 1 << 30)),
-    ("matmul", (np.broadcast_to(np.zeros(1), (1 << 20, 1)), np.broadcast_to(np.zeros(1), (1, 1 << 20)))), ("pad", (np.zeros(4), (0, 1 << 40), 0)),
+    ("expand", (np.zeros(1), (1 << 20, 1 << 20))), ("full", ((1 << 40,), 0, "bool")), ("repeat", (np.zeros(4), (1 << 30,))),
+    ("arange", (0, 1e12, 1, "int64")),
+    ("add", (np.broadcast_to(np.zeros(1), (1 << 20, 1)), np.broadcast_to(np.zeros(1), 1 << 20), 1)),
+    ("one_hot", (np.zeros(1 << 10, np.int64), 1 << 30)),
+    ("matmul", (np.broadcast_to(np.zeros(1), (1 << 20, 1)), np.broadcast_to(np.zeros(1), (1, 1 << 20)))),
+    ("pad", (np.zeros(4), (0, 1 << 40), 0)),
     ("clamp", (np.zeros(1), np.broadcast_to(np.zeros(1), (1 << 16, 1)), np.broadcast_to(np.zeros(1), 1 << 16))),
     ("embedding", (np.broadcast_to(np.zeros(1), (1, 1 << 20)), np.broadcast_to(np.zeros(1, np.int64), 1 << 20))),
-    ("index", (np.broadcast_to(np.zeros(1), (1, 1 << 20)), (np.broadcast_to(np.zeros(1, np.int64), 1 << 20),))), ("repeat_interleave", (np.zeros(4), 1 << 40, 0)),
+    ("index", (np.broadcast_to(np.zeros(1), (1, 1 << 20)), (np.broadcast_to(np.zeros(1, np.int64), 1 << 20),))),
+    ("repeat_interleave", (np.zeros(4), 1 << 40, 0)),
 ])
 def test_a_result_that_is_too_large_is_refused_before_it_is_made(name, arguments):
     with pytest.raises(ValueError, match="larger than"):
@@ -142,7 +147,8 @@ def test_a_result_that_is_too_large_is_refused_before_it_is_made(name, arguments
 def test_lengths_are_evaluated():
     lengths = {"s": 7, "t": 3}
     for text, expected in {
-        "s": 7, "2*s - t": 11, "s**2 // t": 16, "Mod(s, t) + FloorDiv(s, 2)": 4, "Max(s, t, 9) * Min(s, t)": 27, "-(s)": -7, "(s + 1) % 5": 3,
+        "s": 7, "2*s - t": 11, "s**2 // t": 16, "Mod(s, t) + FloorDiv(s, 2)": 4, "Max(s, t, 9) * Min(s, t)": 27, "-(s)": -7,
+        "(s + 1) % 5": 3,
     }.items():
         assert evaluate(text, lengths) == expected, text
         assert names_of(text) <= lengths.keys()
@@ -150,7 +156,8 @@ def test_lengths_are_evaluated():
 
 
 @pytest.mark.parametrize("text", [
-    "", "s +", "s / 2", "__import__('os')", "s.real", "s if t else 2", "s ** s", "2 ** 9", "Max(s)", "Max(s, t=1)", "1.5", "True", "[s]", "s" * 500, "(" * 300, "s < t", "lambda: 1", "exec(s, t)",
+    "", "s +", "s / 2", "__import__('os')", "s.real", "s if t else 2", "s ** s", "2 ** 9", "Max(s)", "Max(s, t=1)", "1.5", "True",
+    "[s]", "s" * 500, "(" * 300, "s < t", "lambda: 1", "exec(s, t)",
 ])
 def test_what_is_not_a_length_is_refused(text):
     with pytest.raises(UserError):
@@ -173,8 +180,10 @@ def small(nodes=None, **changes) -> TensorGraph:
         "name": "small", "symbols": {"n": (1, 8)}, "inputs": {"x": TensorType("float32", ("n", 2))},
         "tensors": {"weight": GraphTensor(kind="parameter", values=np.float32([[1, 2], [3, 4], [5, 6]]))}, "outputs": ("total",),
         "nodes": nodes or (
-            Node(name="y", operator="linear", arguments={"input": Ref("x"), "weight": Ref("weight"), "bias": None}, result=TensorType("float32", ("n", 3)), source="a.py:7"),
-            Node(name="total", operator="sum", arguments={"input": Ref("y"), "dim": (-1,), "keepdim": False}, result=TensorType("float32", ("n",))),
+            Node(name="y", operator="linear", arguments={"input": Ref("x"), "weight": Ref("weight"), "bias": None},
+                result=TensorType("float32", ("n", 3)), source="a.py:7"),
+            Node(name="total", operator="sum", arguments={"input": Ref("y"), "dim": (-1,), "keepdim": False},
+                result=TensorType("float32", ("n",))),
         ),
     }
     return TensorGraph(**{**parts, **changes})
@@ -187,8 +196,10 @@ def test_a_graph_by_hand():
 
 
 @pytest.mark.parametrize(("inputs", "words"), [
-    ({}, "needed are exactly x"), ({"x": np.zeros((2, 2)), "z": 1}, "needed are exactly x"), ({"x": np.zeros((2, 2), int)}, "dtype int64; allowed is float32"),
-    ({"x": np.zeros(2)}, "shape [2]"), ({"x": np.zeros((2, 3))}, "shape [2, 3]"), ({"x": np.zeros((9, 2))}, "n = 9; allowed is a whole number from 1 to 8"),
+    ({}, "needed are exactly x"), ({"x": np.zeros((2, 2)), "z": 1}, "needed are exactly x"),
+    ({"x": np.zeros((2, 2), int)}, "dtype int64; allowed is float32"),
+    ({"x": np.zeros(2)}, "shape [2]"), ({"x": np.zeros((2, 3))}, "shape [2, 3]"),
+    ({"x": np.zeros((9, 2))}, "n = 9; allowed is a whole number from 1 to 8"),
 ])
 def test_inputs_that_do_not_fit(inputs, words):
     with pytest.raises(UserError) as error:
@@ -201,13 +212,20 @@ def node(**changes) -> Node:
 
 
 @pytest.mark.parametrize(("wrong", "words"), [
-    (node(operator="eval", source="m.py:3 in forward"), "operator 'eval' is not known, at m.py:3"), (node(arguments={}), "allowed are exactly input"), (node(arguments={"input": Ref("y")}), "'y'"),
-    (node(arguments={"input": 3}), "needed is tensor"), (node(name="x"), "given twice"), (node(result=TensorType("float64", (2,))), "dtype 'float64'"),
-    (node(result=TensorType("number", ())), "dtype 'number'"), (node(result=(TensorType("bool", ()),)), "several results"), (node(result=TensorType("float32", ("m",))), "uses 'm'"),
-    (node(result=TensorType("float32", (-1,))), "length -1"), (node(result=TensorType("float32", (1,) * 13)), "13 dimensions"), (node(result=TensorType("bool", (True,))), "length True"),
-    (node(operator="part", arguments={"input": Ref("x"), "index": 0}), "needed is parts"), (node(operator="gelu", arguments={"input": Ref("x"), "approximate": "fast"}), "none|tanh"),
-    (node(operator="cat", arguments={"tensors": (), "dim": 0}), "needed is tensors"), (node(operator="reshape", arguments={"input": Ref("x"), "shape": (2.0,)}), "needed is ints"),
-    (node(operator="softmax", arguments={"input": Ref("x"), "dim": True}), "needed is int"), (node(operator="cast", arguments={"input": Ref("x"), "dtype": "object"}), "needed is dtype"),
+    (node(operator="eval", source="m.py:3 in forward"), "operator 'eval' is not known, at m.py:3"),
+    (node(arguments={}), "allowed are exactly input"), (node(arguments={"input": Ref("y")}), "'y'"),
+    (node(arguments={"input": 3}), "needed is tensor"), (node(name="x"), "given twice"),
+    (node(result=TensorType("float64", (2,))), "dtype 'float64'"),
+    (node(result=TensorType("number", ())), "dtype 'number'"), (node(result=(TensorType("bool", ()),)), "several results"),
+    (node(result=TensorType("float32", ("m",))), "uses 'm'"),
+    (node(result=TensorType("float32", (-1,))), "length -1"), (node(result=TensorType("float32", (1,) * 13)), "13 dimensions"),
+    (node(result=TensorType("bool", (True,))), "length True"),
+    (node(operator="part", arguments={"input": Ref("x"), "index": 0}), "needed is parts"),
+    (node(operator="gelu", arguments={"input": Ref("x"), "approximate": "fast"}), "none|tanh"),
+    (node(operator="cat", arguments={"tensors": (), "dim": 0}), "needed is tensors"),
+    (node(operator="reshape", arguments={"input": Ref("x"), "shape": (2.0,)}), "needed is ints"),
+    (node(operator="softmax", arguments={"input": Ref("x"), "dim": True}), "needed is int"),
+    (node(operator="cast", arguments={"input": Ref("x"), "dtype": "object"}), "needed is dtype"),
 ])
 def test_a_wrong_node_is_refused(wrong, words):
     with pytest.raises(UserError) as error:
@@ -216,7 +234,8 @@ def test_a_wrong_node_is_refused(wrong, words):
 
 
 def test_a_node_that_does_not_fit_its_inputs_is_named():
-    wrong = node(operator="reshape", arguments={"input": Ref("x"), "shape": (5,)}, result=TensorType("float32", (5,)), source="m.py:3 in forward")
+    wrong = node(operator="reshape", arguments={"input": Ref("x"), "shape": (5,)}, result=TensorType("float32", (5,)),
+        source="m.py:3 in forward")
     with pytest.raises(UserError, match=r"node 'y' \(reshape\) of m.py:3 in forward: cannot reshape"):
         run(small(nodes=(wrong,), outputs=("y",)), {"x": np.zeros((2, 2))})
     lying = node(result=TensorType("float32", ("n", 3)))
@@ -229,8 +248,10 @@ def test_saved_and_loaded_it_is_the_same(name, tmp_path):
     graph = load_graph(DATA / f"{name}.tgraph")
     path = save_graph(graph, tmp_path / "again.tgraph")
     again = load_graph(path)
-    assert (again.nodes, again.symbols, again.inputs, again.outputs, again.types) == (graph.nodes, graph.symbols, graph.inputs, graph.outputs, graph.types)
-    assert all(np.array_equal(again.tensors[key].values, tensor.values) and again.tensors[key].kind == tensor.kind for key, tensor in graph.tensors.items())
+    assert (again.nodes, again.symbols, again.inputs, again.outputs, again.types) == (graph.nodes, graph.symbols, graph.inputs,
+        graph.outputs, graph.types)
+    assert all(np.array_equal(again.tensors[key].values, tensor.values) and again.tensors[key].kind == tensor.kind for key,
+        tensor in graph.tensors.items())
     assert (path / "graph.json").read_bytes() == (DATA / f"{name}.tgraph" / "graph.json").read_bytes()
     assert sorted(item.name for item in tmp_path.iterdir()) == ["again.tgraph"]
     with pytest.raises(UserError, match="there already"):
@@ -241,14 +262,17 @@ def test_saved_and_loaded_it_is_the_same(name, tmp_path):
 
 def test_every_dtype_and_number_is_kept(tmp_path):
     tensors = {
-        "half": np.float16([1.5]), "bit": np.array([True, False, True]), "one": np.array(3.25, np.float32), "none": np.zeros((0, 4), np.float32), "whole": np.array([-(1 << 62)]),
+        "half": np.float16([1.5]), "bit": np.array([True, False, True]), "one": np.array(3.25, np.float32),
+        "none": np.zeros((0, 4), np.float32), "whole": np.array([-(1 << 62)]),
     }
     fills = tuple(
-        node(name=f"f{index}", operator="full", arguments={"size": (), "fill_value": value, "dtype": "float32"}, result=TensorType("float32", ()))
+        node(name=f"f{index}", operator="full", arguments={"size": (), "fill_value": value, "dtype": "float32"},
+            result=TensorType("float32", ()))
         for index, value in enumerate((math.inf, -math.inf, math.nan, 0.1, True, 1 << 62))
     )
     graph = small(
-        nodes=fills, tensors={name: GraphTensor(kind="buffer", values=values) for name, values in tensors.items()}, outputs=(*(one.name for one in fills), *tensors)
+        nodes=fills, tensors={name: GraphTensor(kind="buffer", values=values) for name, values in tensors.items()},
+        outputs=(*(one.name for one in fills), *tensors)
     )
     again = load_graph(save_graph(graph, tmp_path / "x.tgraph"))
     for found, expected in zip(run(again, {"x": np.zeros((1, 2))}), run(graph, {"x": np.zeros((1, 2))}), strict=True):
@@ -286,14 +310,23 @@ def changed(tmp_path: Path, change) -> Path:
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    (lambda d: d.update(version=2), "version 2"), (lambda d: d.pop("nodes"), "needed are exactly"), (lambda d: d.update(code="x"), "needed are exactly"), (lambda d: d.update(nodes={}), "nodes must be a list"),
-    (lambda d: d.update(symbols=[]), "symbols must be an object"), (lambda d: d["symbols"].update(batch=[0, "x"]), "allowed is [low, high or null]"), (lambda d: d["symbols"].update(batch=[5, 2]), "symbol 'batch'"),
-    (lambda d: d["tensors"].append({"name": "w", "kind": "parameter"}), "tensor 'w' is missing"), (lambda d: d["tensors"][0].update(kind="pickle"), "pickle"), (lambda d: d["outputs"].append("gone"), "output 'gone'"),
-    (lambda d: d.update(outputs=[[]]), "list of names"), (lambda d: d["nodes"].reverse(), "earlier nodes only"), (lambda d: d["nodes"].append(d["nodes"][0]), "given twice"),
-    (lambda d: d["nodes"][0].update(operator="os.system"), "operator 'os.system' is not known"), (lambda d: d["nodes"][0]["arguments"].update(dim={"eval": "1"}), "allowed is a JSON value"),
-    (lambda d: d["nodes"][0]["arguments"].update(dim=float("inf")), "allowed is a JSON value"), (lambda d: d["nodes"][0]["arguments"].update(dim=[[[[[1]]]]]), "allowed is a JSON value"),
-    (lambda d: d["nodes"][2]["result"].update(shape=["batch*__import__('os')"]), "length"), (lambda d: d["nodes"][2]["result"].update(shape=[1.5]), "shape [1.5]"),
-    (lambda d: d["nodes"][2].update(source="a\nb"), "printable text"), (lambda d: d.update(name="n" * 2000), "printable text"), (lambda d: d["inputs"].append(5), "needed is an object"),
+    (lambda d: d.update(version=2), "version 2"), (lambda d: d.pop("nodes"), "needed are exactly"),
+    (lambda d: d.update(code="x"), "needed are exactly"), (lambda d: d.update(nodes={}), "nodes must be a list"),
+    (lambda d: d.update(symbols=[]), "symbols must be an object"),
+    (lambda d: d["symbols"].update(batch=[0, "x"]), "allowed is [low, high or null]"),
+    (lambda d: d["symbols"].update(batch=[5, 2]), "symbol 'batch'"),
+    (lambda d: d["tensors"].append({"name": "w", "kind": "parameter"}), "tensor 'w' is missing"),
+    (lambda d: d["tensors"][0].update(kind="pickle"), "pickle"), (lambda d: d["outputs"].append("gone"), "output 'gone'"),
+    (lambda d: d.update(outputs=[[]]), "list of names"), (lambda d: d["nodes"].reverse(), "earlier nodes only"),
+    (lambda d: d["nodes"].append(d["nodes"][0]), "given twice"),
+    (lambda d: d["nodes"][0].update(operator="os.system"), "operator 'os.system' is not known"),
+    (lambda d: d["nodes"][0]["arguments"].update(dim={"eval": "1"}), "allowed is a JSON value"),
+    (lambda d: d["nodes"][0]["arguments"].update(dim=float("inf")), "allowed is a JSON value"),
+    (lambda d: d["nodes"][0]["arguments"].update(dim=[[[[[1]]]]]), "allowed is a JSON value"),
+    (lambda d: d["nodes"][2]["result"].update(shape=["batch*__import__('os')"]), "length"),
+    (lambda d: d["nodes"][2]["result"].update(shape=[1.5]), "shape [1.5]"),
+    (lambda d: d["nodes"][2].update(source="a\nb"), "printable text"), (lambda d: d.update(name="n" * 2000), "printable text"),
+    (lambda d: d["inputs"].append(5), "needed is an object"),
 ])
 def test_a_file_with_a_mistake_is_refused(change, words, tmp_path):
     with pytest.raises(UserError) as error:
@@ -324,7 +357,8 @@ def test_random_damage_ends_in_one_line(tmp_path):
     shutil.copytree(DATA / "operators.tgraph", tmp_path / "x.tgraph")
     file = tmp_path / "x.tgraph" / "graph.json"
     text, refused = file.read_text(), 0
-    values = [-1, 0, 1, 2, 1 << 40, -(1 << 63), 1.5, -0.0, "rows", "x", "rows*rows", "bool", None, True, [], {}, [0], [-1, 1], {"ref": "x"}, {"ref": "n"}, {"number": "nan"}]
+    values = [-1, 0, 1, 2, 1 << 40, -(1 << 63), 1.5, -0.0, "rows", "x", "rows*rows", "bool", None, True, [], {}, [0], [-1, 1],
+        {"ref": "x"}, {"ref": "n"}, {"number": "nan"}]
     for _ in range(150):
         document = json.loads(text)
         for _ in range(rng.choice((1, 1, 3))):
@@ -358,7 +392,8 @@ def test_models_show_of_a_graph(capsys):
     assert main(["models", "show", path, "--json", "--length", "batch=2", "--length", "tokens=5"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["parameters"], document["macs_per_pass"], document["lengths"]) == (752, 7776, {"batch": 2, "tokens": 5})
-    assert sum(row["macs"] for row in document["operators"]) == 7776 and {"operator": "linear", "nodes": 4, "macs": 6640} in document["operators"]
+    assert sum(row["macs"] for row in document["operators"]) == 7776 and {"operator": "linear", "nodes": 4,
+        "macs": 6640} in document["operators"]
     assert main(["models", "show", path, "--json", "--length", "batch=2"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["macs_per_pass"] is None and document["lengths"] == {"batch": 2, "tokens": None}
@@ -367,9 +402,12 @@ def test_models_show_of_a_graph(capsys):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ([str(DATA / "block.tgraph"), "--length", "rows=2"], "allowed: batch, tokens"), ([str(DATA / "block.tgraph"), "--length", "tokens"], "NAME=N"),
-    ([str(DATA / "block.tgraph"), "--length", "batch=1", "--length", "tokens=65"], "from 0 to 64"), ([str(DATA / "block.tgraph"), "--scheme", "w4a8kv8"], "--scheme"),
-    ([str(DATA / "block.tgraph"), "--set", "scheme.kv_bits=8"], "--set"), (["gone.tgraph"], "gone.tgraph/graph.json"), (["embedded", "--length", "tokens=2"], "--length tokens=2"),
+    ([str(DATA / "block.tgraph"), "--length", "rows=2"], "allowed: batch, tokens"),
+    ([str(DATA / "block.tgraph"), "--length", "tokens"], "NAME=N"),
+    ([str(DATA / "block.tgraph"), "--length", "batch=1", "--length", "tokens=65"], "from 0 to 64"),
+    ([str(DATA / "block.tgraph"), "--scheme", "w4a8kv8"], "--scheme"),
+    ([str(DATA / "block.tgraph"), "--set", "scheme.kv_bits=8"], "--set"), (["gone.tgraph"], "gone.tgraph/graph.json"),
+    (["embedded", "--length", "tokens=2"], "--length tokens=2"),
 ])
 def test_models_show_refuses(arguments, words, capsys):
     assert main(["models", "show", *arguments]) == 2
