@@ -66,6 +66,7 @@ _CHECKS_ONLY = frozenset({"_assert_tensor_metadata", "_assert_scalar", "_assert_
     "sym_constrain_range_for_size"})
 _LENGTH_FUNCTIONS = {"add": "add", "sub": "sub", "mul": "mul", "floordiv": "floordiv", "mod": "mod", "sym_max": "max",
     "sym_min": "min", "max": "max", "min": "min"}
+_IN_PLACE = " (it changes its input)"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
@@ -120,11 +121,19 @@ def from_exported(program: torch.export.ExportedProgram, *, name: str = "module"
                 program = program.run_decompositions(table)
         except Exception:  # a rule that does not take the module's use of its operator: what was not known stays so
             break
-    node, reason = next(iter(unknown.values()))
+    raise UserError(f"module {name}: {_what_is_unknown(list(unknown.values()), asked)}")
+
+
+def _what_is_unknown(found: Sequence[tuple[Any, str]], asked: Mapping[str, Any]) -> str:
+    """The first operator that is not known, with its source line, and the names of the others. What merely works in place stands behind."""
+    node, reason = min(found, key=lambda item: _IN_PLACE in item[1])
     origin = _origin(node, asked)
     part = "" if origin.target == node.target else f" (nor is {_target_name(node.target)}, which it is made of)"
     source = _source(origin, full_path=True) or "by the module itself"
-    raise UserError(f"module {name}: operator {_target_name(origin.target)} is not known{part}{reason}, asked for {source}")
+    others = dict.fromkeys(_target_name(_origin(other, asked).target) for other, why in found if _IN_PLACE not in why)
+    others.pop(_target_name(origin.target), None)
+    more = f"; nor are {', '.join(others)}"[:200] if others else ""
+    return f"operator {_target_name(origin.target)} is not known{part}{reason}, asked for {source}{more}"
 
 
 def _torch():
@@ -356,7 +365,7 @@ class _Reader:
         if packet in _CHECKS_ONLY:
             return
         if target._schema.is_mutable and packet not in _SAME_VALUES:
-            raise _Unknown(" (it changes its input)")
+            raise _Unknown(_IN_PLACE)
         arguments = self._bound(node)
         if packet in _SAME_VALUES or packet == "dropout" and (not arguments["train"] or arguments["p"] == 0):
             self.values[node.name] = arguments["input"]
