@@ -16,11 +16,14 @@ from torch.export import Dim
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+import headrace.models
 import tensor_graph_fixture
 from headrace.models.errors import UserError
+from headrace.models.registry import load_model
 from headrace.models.tensor_graph import TensorGraph
 from headrace.models.tensor_graph_file import load_graph
 from headrace.models.torch_export import export_module, from_exported
+from headrace.sim.float_model import FloatExecutor
 from headrace.sim.tensor_executor import bind_lengths, run
 
 pytestmark = pytest.mark.gpu
@@ -266,3 +269,18 @@ def test_a_model_without_weights_is_counted(tied):
     assert graph.macs({"tokens": length}) == length * (2 * layer + vocab * width)
     with pytest.raises(UserError, match="has no values"):
         run(graph, {"x": np.zeros((1, 8), np.int64)})
+
+
+def test_the_embedded_model_is_the_one_that_headrace_reads_itself():
+    """The same folder through transformers and torch.export, and through headrace's own reader and float executor."""
+    model = load_model("embedded")
+    config = model.config
+    module = transformers.LlamaForCausalLM.from_pretrained(Path(headrace.models.__file__).parent / "embedded", dtype=torch.float32, use_cache=False)
+    graph = export_module(First(module, use_cache=False).eval(), (tokens(1, 8),), ({1: TOKENS},))
+    assert graph.parameters == config.parameters
+    given = tokens(1, 33)
+    attention = 2 * config.layers * config.q_width * 33 * 33
+    assert macs(graph, (given,)) == 33 * config.macs_per_token + attention
+    expected = FloatExecutor.from_model(model).prefill(given[0].tolist(), all_positions=True)
+    (found,) = run(graph, {"x": given.numpy()})
+    assert np.abs(found[0] - expected).max() <= 1e-4 < np.abs(expected).max()
