@@ -4,9 +4,10 @@
     tokens = torch.export.Dim("tokens", min=2, max=2048)
     graph = export_module(module, (torch.zeros(1, 8, dtype=torch.long),), dynamic_shapes=({1: tokens},))
 
-The graph keeps the operators that `torch.export` leaves: a linear is a linear and attention is attention, as a cost model wants to see them. Only
-operators that the vocabulary lacks are decomposed, by PyTorch's own rules (`run_decompositions` with a table of those alone, which also makes
-in-place operators functional), until all are known; one that no rule takes apart is named with the line of the module that asked for it.
+The graph keeps the operators that `torch.export` leaves: a linear is a linear and attention is attention, as a cost model wants to see
+them. Only operators that the vocabulary lacks are decomposed, by PyTorch's own rules (`run_decompositions` with a table of those alone,
+which also makes in-place operators functional), until all are known; one that no rule takes apart is named with the line of the module
+that asked for it. How an operator is said in the vocabulary stands in `headrace.models.torch_operators`.
 
 torch is imported in this file's functions alone.
 """
@@ -14,16 +15,18 @@ torch is imported in this file's functions alone.
 from __future__ import annotations
 
 import inspect
-
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.models.errors import UserError
 from headrace.models.symbolic_lengths import names_of
 from headrace.models.tensor_graph import Argument, GraphTensor, Node, Ref, TensorGraph, TensorType, unknown_tensor
-from headrace.models.tensor_operators import GIVES_NUMBER, NUMBER, OPERATORS, SEVERAL_RESULTS
+from headrace.models.tensor_operators import GIVES_NUMBER, NUMBER, SEVERAL_RESULTS
+from headrace.models.torch_operators import (
+    ALIASES, CHECKS_ONLY, FIRST_RESULT, LENGTH_FUNCTIONS, SAME_VALUES, Arguments, Unknown, in_vocabulary,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -31,47 +34,8 @@ if TYPE_CHECKING:
 MAX_DECOMPOSITIONS = 8
 """Rounds of taking apart what is not known. PyTorch's rules are a few operators deep."""
 
-_Arguments = dict[str, Argument]
-
-# Arguments that change no value here: where and how a tensor lies, how gradients flow. A dtype is that of the recorded result.
-_NO_MEANING = frozenset({
-    "dtype", "device", "layout", "pin_memory", "memory_format", "non_blocking", "copy", "implicit", "sparse_grad", "cudnn_enable",
-    "cudnn_enabled",
-    "padding_idx", "output_size", "scale_grad_by_freq", "sparse", "stable", "half_to_float", "momentum",
-})
-_RENAMED_ARGUMENTS = {"split_sizes": "split_size", "batch1": "mat1", "batch2": "mat2", "mat2": "other", "vec": "other", "tensor": "other"}
-_RENAMED_OF = {"reshape": {"size": "shape"}, "grouped_matmul": {"mat2": "weight", "offs": "offsets"}}
-_MISSING: _Arguments = {"dim": None, "keepdim": False, "alpha": 1, "min": None, "max": None, "rounding_mode": None}
-"""What an overload that lacks an argument means by it."""
-
-_ALIASES = {
-    "mm": "matmul", "bmm": "matmul", "mv": "matmul", "dot": "matmul", "baddbmm": "addmm", "view": "reshape",
-    "_unsafe_view": "reshape", "clamp_min": "clamp",
-    "clamp_max": "clamp", "__and__": "bitwise_and", "__or__": "bitwise_or", "__xor__": "bitwise_xor", "_softmax": "softmax",
-    "_log_softmax": "log_softmax",
-    "linalg_vector_norm": "vector_norm", "constant_pad_nd": "pad", "split_with_sizes": "split", "split.Tensor": "split_equal",
-    "split.default": "split", "split.sizes": "split",
-    "repeat_interleave.self_int": "repeat_interleave", "max.other": "maximum", "min.other": "minimum", "max.dim": "max_and_index",
-    "min.dim": "min_and_index",
-    "max.default": "amax", "min.default": "amin", "sym_size.int": "size", "true_divide": "div", "concat": "cat", "swapaxes": "transpose",
-    "_grouped_mm": "grouped_matmul", "transformers.grouped_mm_fallback": "grouped_matmul",
-}
-# Several results, of which inference uses the first alone.
-_FIRST_RESULT = {
-    "_native_batch_norm_legit_no_training": "batch_norm", "native_layer_norm": "layer_norm", "max_pool2d_with_indices": "max_pool",
-    "_fused_rms_norm": "rms_norm",
-}
-_SAME_VALUES = frozenset({"contiguous", "clone", "detach", "detach_", "alias", "lift_fresh", "lift_fresh_copy"})
-_CHECKS_ONLY = frozenset({"_assert_tensor_metadata", "_assert_scalar", "_assert_async", "sym_constrain_range",
-    "sym_constrain_range_for_size"})
-_LENGTH_FUNCTIONS = {"add": "add", "sub": "sub", "mul": "mul", "floordiv": "floordiv", "mod": "mod", "sym_max": "max",
-    "sym_min": "min", "max": "max", "min": "min"}
 _IN_PLACE = " (it changes its input)"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
-
-
-class _Unknown(Exception):
-    """An operator, or a use of one, that the vocabulary lacks."""
 
 
 def export_module(
@@ -79,8 +43,9 @@ def export_module(
 ) -> TensorGraph:
     """The graph of `module(*example_inputs)`, which runs under `torch.no_grad`.
 
-    `dynamic_shapes` is torch.export's: for each input a dimension -> `torch.export.Dim`; the Dims' names become the graph's symbols. Lengths without
-    a Dim are fixed to those of the example. Raises UserError where torch is missing or cannot export the module, and what `from_exported` raises.
+    `dynamic_shapes` is torch.export's: for each input a dimension -> `torch.export.Dim`; the Dims' names become the graph's symbols.
+    Lengths without a Dim are fixed to those of the example. Raises UserError where torch is missing or cannot export the module, and what
+    `from_exported` raises.
     """
     torch = _torch()
     name = name or type(module).__name__
@@ -219,7 +184,7 @@ class _Reader:
             if node.op == "call_function":
                 try:
                     self._read(node)
-                except _Unknown as error:
+                except Unknown as error:
                     self.unknown.setdefault(node.target, (node, str(error)))
                     self._assume(node)
             elif node.op == "get_attr":  # a subgraph, of control flow that depends on data
@@ -258,7 +223,7 @@ class _Reader:
         for one in several:
             try:
                 types.append(self._type(one, node) if isinstance(one, self.torch.Tensor) else TensorType(NUMBER, ()))
-            except _Unknown:
+            except Unknown:
                 types.append(TensorType("float32", tuple(1 for _ in one.shape)))
         self.types[node.name] = tuple(types) if isinstance(value, (list, tuple)) else types[0]
         self.values[node.name] = Ref(node.name)
@@ -330,14 +295,14 @@ class _Reader:
         shape = tuple(length if isinstance(length, int) else self._renamed(str(length)) for length in value.shape)
         for length in shape:
             if any(re.fullmatch(r"u\d+", name) for name in names_of(length)):
-                raise _Unknown(f" (its length {length} depends on data)")
+                raise Unknown(f" (its length {length} depends on data)")
         return TensorType(self._dtype(value.dtype), shape)
 
     def _dtype(self, dtype: Any) -> str:
         if dtype == self.torch.bool:
             return "bool"
         if dtype.is_complex:
-            raise _Unknown(" (complex numbers)")
+            raise Unknown(" (complex numbers)")
         return "float32" if dtype.is_floating_point else "int64"
 
     def _value(self, value: Any) -> Argument:
@@ -352,45 +317,40 @@ class _Reader:
             return None
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
-        raise _Unknown(f" (an argument of type {type(value).__name__})")
+        raise Unknown(f" (an argument of type {type(value).__name__})")
 
     def _read(self, node: Any) -> None:
         torch, target, value = self.torch, node.target, node.meta.get("val")
         if not isinstance(target, torch._ops.OpOverload):
             self._read_python(node)
             return
-        if target.namespace != "aten" and target._schema.name.replace("::", ".") not in _ALIASES:
-            raise _Unknown("")
+        if target.namespace != "aten" and target._schema.name.replace("::", ".") not in ALIASES:
+            raise Unknown("")
         packet, full = target._schema.name.removeprefix("aten::").replace("::", "."), str(target).removeprefix("aten.")
-        if packet in _CHECKS_ONLY:
+        if packet in CHECKS_ONLY:
             return
-        if target._schema.is_mutable and packet not in _SAME_VALUES:
-            raise _Unknown(_IN_PLACE)
+        if target._schema.is_mutable and packet not in SAME_VALUES:
+            raise Unknown(_IN_PLACE)
         arguments = self._bound(node)
-        if packet in _SAME_VALUES or packet == "dropout" and (not arguments["train"] or arguments["p"] == 0):
+        if packet in SAME_VALUES or packet == "dropout" and (not arguments["train"] or arguments["p"] == 0):
             self.values[node.name] = arguments["input"]
             return
         if isinstance(value, torch.Tensor):
             result = self._type(value, node)
-        elif packet in _FIRST_RESULT:
+        elif packet in FIRST_RESULT:
             result = self._type(value[0], node)
         elif isinstance(value, (list, tuple)) and all(isinstance(one, torch.Tensor) for one in value):
             result = tuple(self._type(one, node) for one in value)
         elif isinstance(value, (int, torch.SymInt)) and packet == "sym_size":
             result = TensorType(NUMBER, ())
         else:
-            raise _Unknown("")
-        rule = _RULES.get(packet)
-        if rule is not None:
-            operator, arguments = rule(arguments, result, self.types)
-        else:
-            operator = _ALIASES.get(full) or _ALIASES.get(packet) or _FIRST_RESULT.get(packet) or packet
-            arguments = _fitted(operator, arguments, target._schema)
+            raise Unknown("")
+        operator, arguments = in_vocabulary(packet, full, arguments, target._schema, result, self.types)
         if operator == "cast" and self.types[arguments["input"].name].dtype == result.dtype:
             self.values[node.name] = arguments["input"]
             return
         if isinstance(result, tuple) != (operator in SEVERAL_RESULTS) or (operator in GIVES_NUMBER) != (result == TensorType(NUMBER, ())):
-            raise _Unknown("")
+            raise Unknown("")
         self._append(node, operator, arguments, result)
 
     def _read_python(self, node: Any) -> None:
@@ -399,7 +359,7 @@ class _Reader:
         arguments = [self._value(argument) for argument in node.args]
         if name == "getitem" and isinstance(arguments[0], Ref) and type(arguments[1]) is int:
             several = self.types.get(arguments[0].name)
-            if isinstance(several, TensorType) and arguments[1] == 0 and several.dtype != NUMBER:  # of _FIRST_RESULT
+            if isinstance(several, TensorType) and arguments[1] == 0 and several.dtype != NUMBER:  # of FIRST_RESULT
                 self.values[node.name] = arguments[0]
                 return
             if isinstance(several, tuple):
@@ -408,12 +368,12 @@ class _Reader:
         number = isinstance(node.meta.get("val"), (int, self.torch.SymInt))
         if name == "neg" and number:
             self._append(node, "length_neg", {"input": arguments[0]}, TensorType(NUMBER, ()))
-        elif name in _LENGTH_FUNCTIONS and number and len(arguments) == 2:
-            self._append(node, f"length_{_LENGTH_FUNCTIONS[name]}", {"input": arguments[0], "other": arguments[1]}, TensorType(NUMBER, ()))
+        elif name in LENGTH_FUNCTIONS and number and len(arguments) == 2:
+            self._append(node, f"length_{LENGTH_FUNCTIONS[name]}", {"input": arguments[0], "other": arguments[1]}, TensorType(NUMBER, ()))
         elif not _only_checked(node):
-            raise _Unknown("")
+            raise Unknown("")
 
-    def _append(self, node: Any, operator: str, arguments: _Arguments, result: TensorType | tuple[TensorType, ...]) -> None:
+    def _append(self, node: Any, operator: str, arguments: Arguments, result: TensorType | tuple[TensorType, ...]) -> None:
         self.nodes.append(Node(
             name=node.name, operator=operator, arguments=arguments, result=result, source=_source(node).removeprefix("at "),
             module=_module_path(node)
@@ -421,9 +381,9 @@ class _Reader:
         self.types[node.name] = result
         self.values[node.name] = Ref(node.name)
 
-    def _bound(self, node: Any) -> _Arguments:
+    def _bound(self, node: Any) -> Arguments:
         """Arguments by name, defaults filled in; the first is always `input`."""
-        bound: _Arguments = {}
+        bound: Arguments = {}
         for index, argument in enumerate(node.target._schema.arguments):
             if index < len(node.args):
                 value = node.args[index]
@@ -439,126 +399,3 @@ def _only_checked(node: Any) -> bool:
         _target_name(user.target).startswith("aten._assert") or user.op == "call_function" and user.users and _only_checked(user)
         for user in node.users
     )
-
-
-def _fitted(operator: str, given: _Arguments, schema: Any) -> _Arguments:
-    """`given` under the names and kinds of the vocabulary. Raises _Unknown for an argument that has a meaning which the vocabulary lacks."""
-    signature = OPERATORS.get(operator)
-    if signature is None:
-        raise _Unknown("")
-    renamed = _RENAMED_ARGUMENTS | _RENAMED_OF.get(operator, {})
-    given = {name if name in signature else renamed.get(name, name): value for name, value in given.items()}
-    arguments: _Arguments = {}
-    for name, kind in signature.items():
-        value = given.pop(name, _MISSING.get(name))
-        if value is None and not kind.partition(":")[0].endswith("?"):
-            value = _MISSING.get(name)
-        if kind.startswith("ints") and (type(value) is int or isinstance(value, Ref)):
-            value = (value,)
-        if kind == "ints?" and value == () and operator != "squeeze":
-            value = None
-        arguments[name] = value
-    defaults = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
-    for name, value in given.items():
-        if name not in _NO_MEANING and value != defaults.get(name):
-            raise _Unknown(f" with {name} = {str(value)[:40]}")
-    return arguments
-
-
-_Rule = Callable[[_Arguments, TensorType, Mapping[str, TensorType]], tuple[str, _Arguments]]
-
-
-def _cast(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
-    return "cast", {"input": given["input"], "dtype": result.dtype}
-
-
-def _filled(fill: float | None) -> _Rule:
-    return lambda given, result, types: (
-        "full", {"size": given["size"], "fill_value": given["fill_value"] if fill is None else fill, "dtype": result.dtype}
-    )
-
-
-def _filled_like(fill: float | None) -> _Rule:
-    return lambda given, result, types: (
-        "full_like", {"input": given["input"], "fill_value": given["fill_value"] if fill is None else fill, "dtype": result.dtype}
-    )
-
-
-def _arange(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
-    return "arange", {"start": given.get("start", 0), "end": given["end"], "step": given.get("step", 1), "dtype": result.dtype}
-
-
-def _spread(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
-    """var and std: `unbiased` of the old overloads is a correction of 1."""
-    dim = given.get("dim")
-    correction = given["correction"] if "correction" in given else int(given["unbiased"])
-    return "var", {"input": given["input"], "dim": dim or None, "correction": correction, "keepdim": given.get("keepdim", False)}
-
-
-def _convolution(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
-    if given.get("transposed") or isinstance(given["padding"], str):
-        raise _Unknown(" (transposed, or with padding in words)")
-    spatial = len(types[given["weight"].name].shape) - 2
-    wide = {name: given[name] * spatial if len(given[name]) == 1 else given[name] for name in ("stride", "padding", "dilation")}
-    return "convolution", {"input": given["input"], "weight": given["weight"], "bias": given["bias"], **wide, "groups": given["groups"]}
-
-
-def _pool(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
-    if given["ceil_mode"] or not given.get("count_include_pad", True) or given.get("divisor_override") is not None:
-        raise _Unknown(" with ceil_mode, or averages that leave the padding out")
-    operator = "max_pool" if "dilation" in given else "avg_pool"
-    spatial = len(types[given["input"].name].shape) - 2 if len(given["kernel_size"]) == 1 else len(given["kernel_size"])
-    given = {**given, "stride": given["stride"] or given["kernel_size"]}
-    lists = {name: given[name] * spatial if len(given[name]) == 1 else given[name] for name in OPERATORS[operator] if name != "input"}
-    return operator, {"input": given["input"], **lists}
-
-
-def _batch_norm(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
-    if given.get("training") or given["running_mean"] is None:
-        raise _Unknown(" in training, or without running statistics")
-    return "batch_norm", {name: given[name] for name in OPERATORS["batch_norm"]}
-
-
-def _pad(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
-    if given["mode"] != "constant":
-        raise _Unknown(f" with mode = {given['mode']}")
-    return "pad", {"input": given["input"], "pad": given["pad"], "value": given["value"] or 0}
-
-
-def _scatter(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
-    if "reduce" in given:
-        raise _Unknown(f" with reduce = {given['reduce']}")
-    return "scatter", {"input": given["input"], "dim": given["dim"], "index": given["index"],
-        "src": given["src"] if "src" in given else given["value"]}
-
-
-def _chunk(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
-    length = types[given["input"].name].shape[given["dim"]]
-    if isinstance(length, str):
-        raise _Unknown(" along a symbolic length")
-    return "split_equal", {"input": given["input"], "split_size": max(1, -(-length // given["chunks"])), "dim": given["dim"]}
-
-
-def _transpose(given: _Arguments, result: TensorType, types: Mapping[str, TensorType]) -> tuple[str, _Arguments]:
-    if len(result.shape) < 2:
-        raise _Unknown(" of fewer than two dimensions")
-    return "transpose", {"input": given["input"], "dim0": -2, "dim1": -1}
-
-
-_RULES: dict[str, _Rule] = {
-    "to": _cast, "_to_copy": _cast, "type_as": _cast, "chunk": _chunk, "arange": _arange, "pad": _pad, "batch_norm": _batch_norm,
-    "_native_batch_norm_legit_no_training": _batch_norm, "t": _transpose, "mT": _transpose,
-    "var": _spread, "std": lambda given, result, types: ("std", _spread(given, result, types)[1]),
-    **dict.fromkeys(("empty", "empty_permuted", "new_empty"), _filled(0)), "empty_like": _filled_like(0),  # whatever memory held
-    **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "avg_pool1d", "avg_pool2d", "avg_pool3d"), _pool),
-    "conv1d": _convolution, "conv2d": _convolution, "conv3d": _convolution, "convolution": _convolution,
-    "full": _filled(None), "ones": _filled(1), "zeros": _filled(0), "new_full": _filled(None), "new_ones": _filled(1),
-    "new_zeros": _filled(0),
-    "full_like": _filled_like(None), "ones_like": _filled_like(1), "zeros_like": _filled_like(0),
-    "scalar_tensor": lambda given, result, types: ("full", {"size": (), "fill_value": given["s"], "dtype": result.dtype}),
-    "rsub": lambda given, result, types: ("sub", {"input": given["other"], "other": given["input"], "alpha": given["alpha"]}),
-    "square": lambda given, result, types: ("pow", {"input": given["input"], "exponent": 2}),
-    "hardtanh": lambda given, result, types: ("clamp", {"input": given["input"], "min": given["min_val"], "max": given["max_val"]}),
-    "relu6": lambda given, result, types: ("clamp", {"input": given["input"], "min": 0, "max": 6}),
-    "scatter": _scatter,
-}

@@ -11,7 +11,8 @@ from headrace.models.errors import UserError
 from headrace.models.symbolic_lengths import evaluate
 from headrace.models.tensor_graph import Argument, Node, Ref, TensorGraph, TensorType
 from headrace.models.tensor_operators import NUMBER
-from headrace.sim.tensor_functions import FUNCTIONS, bounded
+from headrace.sim.tensor_functions import FUNCTIONS
+from headrace.sim.tensor_registry import bounded
 
 _COMPUTED = (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError)
 """What numpy raises for arguments that do not fit together; the graph came from a file, so that is the file's mistake."""
