@@ -121,7 +121,7 @@ def load_packed(path: str | Path) -> Packed:
     """Read and check a whole file. Raises UserError naming file, tensor and what is allowed."""
     path = Path(path)
     config, scheme, made = read_packed_config(path)
-    stored = open_safetensors(path, _TYPES)
+    stored = open_safetensors(path, {name: np.dtype(dtype).itemsize for name, dtype in _TYPES.items()})
     linears = parse_object(read_metadata(path)["linears"].encode(), f"{path}: linears")
     used: set[str] = set()
 

@@ -24,7 +24,6 @@ MAX_DEPTH = 64
 MAX_COMMAS = 1 << 21  # an empty list takes twenty times the memory of its text; a tokenizer.json of 262,144 tokens has 1.3 million
 MAX_NAME = 255  # of a file, on the file systems in use
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-_SIZES = {**ITEM_BYTES, "U8": 1, "I8": 1, "I16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +89,11 @@ def _check_depth(document: dict, source: str) -> None:
     raise UserError(f"{source}: is nested deeper than the {MAX_DEPTH} levels allowed")
 
 
-def open_safetensors(path: Path, types: Mapping[str, object] = ITEM_BYTES) -> dict[str, StoredTensor]:
-    """Name -> tensor of one file, of the element types allowed. Raises UserError when the header claims what the file does not hold."""
+def open_safetensors(path: Path, item_bytes: Mapping[str, int] = ITEM_BYTES) -> dict[str, StoredTensor]:
+    """Name -> tensor of one file, of the element types (their bytes) allowed. Raises UserError when the header claims what the file
+    does not hold, or another type."""
     data, header, base = _open(path)
-    return {name: _stored(path, data, name, entry, base, len(data), types) for name, entry in header.items() if name != "__metadata__"}
+    return {name: _stored(path, data, name, entry, base, len(data), item_bytes) for name, entry in header.items() if name != "__metadata__"}
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -121,18 +121,18 @@ def _open(path: Path) -> tuple[mmap.mmap, dict, int]:
     return data, header, 8 + header_bytes
 
 
-def _stored(path: Path, data: mmap.mmap, name: str, entry: object, base: int, size: int, types: Mapping[str, object]) -> StoredTensor:
+def _stored(path: Path, data: mmap.mmap, name: str, entry: object, base: int, size: int, item_bytes: Mapping[str, int]) -> StoredTensor:
     def counts(value: object) -> bool:
         return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
     if not isinstance(entry, dict) or not counts(entry.get("shape")) or not counts(entry.get("data_offsets")):
         raise UserError(f"{path}: tensor {name[:60]!r} lacks a shape or data_offsets of whole numbers")
     dtype, shape, offsets = entry.get("dtype"), tuple(entry["shape"]), entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in types:
-        raise UserError(f"{path}: tensor {name[:60]!r} has dtype {str(dtype)[:20]!r}; allowed are {', '.join(types)}")
+    if not isinstance(dtype, str) or dtype not in item_bytes:
+        raise UserError(f"{path}: tensor {name[:60]!r} has dtype {str(dtype)[:20]!r}; allowed are {', '.join(item_bytes)}")
     if len(offsets) != 2 or not offsets[0] <= offsets[1] <= size - base:
         raise UserError(f"{path}: tensor {name[:60]!r} claims data_offsets {offsets[:3]}; allowed are 0 to {size - base} (truncated?)")
-    if len(shape) > 8 or math.prod(shape) * _SIZES[dtype] != offsets[1] - offsets[0]:
+    if len(shape) > 8 or math.prod(shape) * item_bytes[dtype] != offsets[1] - offsets[0]:
         raise UserError(
             f"{path}: tensor {name[:60]!r} of shape {list(shape[:8])} in {dtype} does not fill its {offsets[1] - offsets[0]} bytes"
         )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from headrace.commands._tensor_graph import show_graph
 from headrace.models.errors import UserError
 from headrace.options import common_options, json_option, seed_option
 from headrace.output import emit_json, print_table, progress
@@ -65,13 +67,26 @@ def pull_command(name: str, as_json: bool, seed: int) -> None:
 @command.command("show", short_help="Sizes of a model, and its bytes under a scheme.")
 @click.argument("model", metavar="NAME_OR_PATH")
 @click.option("--scheme", default=DEFAULT_SCHEME, show_default=True, help="Compression scheme that the bytes are counted under.")
+@click.option("--length", "lengths", metavar="NAME=N", multiple=True, help="Of a saved tensor graph: a symbolic length; may be repeated.")
 @common_options
-def show_command(model: str, scheme: str, overrides: tuple[str, ...], as_json: bool, seed: int) -> None:
+@click.pass_context
+def show_command(
+    context: click.Context, model: str, scheme: str, lengths: tuple[str, ...], overrides: tuple[str, ...], as_json: bool, seed: int
+) -> None:
     """Print a model's sizes, and its bytes under a scheme: weights required once (no padding), KV codes and scales a token.
 
-    A Hugging Face config.json (its folder, or the file) may be of any architecture that is known here; no weights are needed."""
+    A Hugging Face config.json (its folder, or the file) may be of any architecture that is known here; no weights are needed.
+    Of a tensor graph (a .tgraph folder that `headrace.models.torch_export` made): parameters, operators, and MACs a pass at the lengths given."""
     from headrace.models.scheme import load_scheme
+    from headrace.models.tensor_graph_file import SUFFIX
 
+    if Path(model).suffix == SUFFIX:
+        if overrides or context.get_parameter_source("scheme") is not click.core.ParameterSource.DEFAULT:
+            raise UserError(f"{model}: --scheme and --set say nothing about a tensor graph; allowed is --length NAME=N")
+        show_graph(Path(model), lengths, as_json, seed)
+        return
+    if lengths:
+        raise UserError(f"--length {lengths[0]}: {model} has no symbolic lengths; allowed for a {SUFFIX} folder only")
     for override in overrides:
         if not override.strip().startswith("scheme."):
             raise UserError(f"--set {override}: this command uses no machine; allowed are scheme.FIELD=VALUE")
