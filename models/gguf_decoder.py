@@ -51,7 +51,7 @@ def load_gguf(path: str | Path) -> Model:
 
         return read
 
-    coded = [name for name, source in sources.items() if file.tensors[source].type_name in CODE_TYPES]
+    coded = [name for name, shape in config.weight_shapes().items() if len(shape) == 2 and file.tensors[sources[name]].type_name in CODE_TYPES]
     return Model(
         config=config, weights=LazyMapping({name: reader(name) for name in sources}),
         codes=LazyMapping({name: code_reader(name) for name in coded}), tokenizer=read_tokenizer(file, config.vocab),

@@ -16,9 +16,11 @@ from headrace.models.errors import UserError
 from headrace.models.gguf_file import GgufFile
 from headrace.models.tokenizer import Tokenizer, library_errors
 
-MAX_TOKEN_CHARACTERS = 1024
-MAX_CHARACTERS = 1 << 23
+MAX_TOKEN_CHARACTERS = 512
+MAX_CHARACTERS = 1 << 22
 """Of all tokens together: each is tried as so many merges. Gemma's 262,144 tokens have 1.5 million."""
+MAX_MERGES = 1 << 21
+"""Gemma's scores make 514,847."""
 
 # Types of tokens (`tokenizer.ggml.token_type`).
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
@@ -118,8 +120,10 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> tuple[tokenizers.Token
     if pre not in PRE_TOKENIZERS:
         raise UserError(f"{file.source}: tokenizer.ggml.pre = {pre[:40]!r} is not supported; allowed: {', '.join(sorted(PRE_TOKENIZERS))}")
     vocab = {token: number for number, token in enumerate(tokens)}
-    pairs = []
-    for number, merge in enumerate(file.field("tokenizer.ggml.merges", list)):
+    pairs, merges = [], file.field("tokenizer.ggml.merges", list)
+    if len(merges) > MAX_MERGES:
+        raise UserError(f"{file.source}: tokenizer.ggml.merges has {len(merges)} entries; allowed are {MAX_MERGES}")
+    for number, merge in enumerate(merges):
         left, _, right = merge.partition(" ")
         if left not in vocab or right not in vocab or left + right not in vocab:
             raise UserError(f"{file.source}: tokenizer.ggml.merges[{number}] = {merge[:40]!r} does not join two tokens to a third")
@@ -164,13 +168,15 @@ def merges_of_scores(pieces: dict[str, float]) -> list[tuple[str, str]]:
 
     Ways to the same score follow by falling length of their left part, as in the conversion of `transformers`
     (`SentencePieceExtractor`). SentencePiece takes the leftmost of these instead; the two differ only where one piece can be made
-    at two overlapping places in different ways.
+    at two overlapping places in different ways. ValueError for more than `MAX_MERGES`.
     """
     ranked = []
     for piece, score in pieces.items():
         for at in range(len(piece) - 1, 0, -1):
             if piece[:at] in pieces and piece[at:] in pieces:
                 ranked.append((score, at, piece))
+        if len(ranked) > MAX_MERGES:
+            raise ValueError(f"its tokens can be joined in more than the {MAX_MERGES} ways allowed")
     ranked.sort(key=lambda way: way[:2], reverse=True)
     return [(piece[:at], piece[at:]) for _, at, piece in ranked]
 

@@ -28,6 +28,9 @@ SIZE_LIMITS = {
 }
 """Largest sizes taken. 2**17 is the last power of two below the 133,144 terms that an int32 dot product holds exactly."""
 
+MAX_ROPE_ELEMENTS = 1 << 27
+"""Largest max_positions * head_dim, the elements of a model's RoPE tables: 2**20 positions of heads of 128."""
+
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -87,6 +90,10 @@ class LlamaConfig:
             raise UserError(f"model {self.name}: kv_heads = {self.kv_heads}; allowed is a divisor of heads = {self.heads}")
         if self.head_dim % 2:
             raise UserError(f"model {self.name}: head_dim = {self.head_dim}; allowed is an even number (RoPE turns pairs)")
+        if self.max_positions * self.head_dim > MAX_ROPE_ELEMENTS:
+            raise UserError(
+                f"model {self.name}: max_positions * head_dim = {self.max_positions * self.head_dim}; allowed is up to {MAX_ROPE_ELEMENTS}"
+            )
         for name, (low, high) in _NUMBER_LIMITS.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:

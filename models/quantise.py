@@ -24,6 +24,8 @@ MIN_OFF, MAX_OFF = -2048, 2047
 MIN_ROW_SCALE = 2.0**-126
 """A row whose scale would be subnormal is stored as zeros: the contract counts subnormals as zero."""
 
+ROPE_SLICE = 4096
+
 
 @dataclass(frozen=True, kw_only=True)
 class QuantisedLinear:
@@ -115,9 +117,13 @@ def window_rope_tables(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray] | N
 
 def _rope_tables(config: LlamaConfig, theta: float, divisors: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
     exponent = -2.0 * np.arange(config.head_dim // 2, dtype=np.float64) / config.head_dim
-    frequency = np.float64(theta) ** exponent / (np.array(divisors, np.float64) if divisors else 1.0)
-    angle = np.arange(config.max_positions, dtype=np.float64)[:, None] * frequency
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    rate = np.float64(theta) ** exponent / (np.array(divisors, np.float64) if divisors else 1.0)
+    cos, sin = (np.empty((config.max_positions, len(rate)), np.float32) for _ in range(2))
+    for start in range(0, config.max_positions, ROPE_SLICE):  # the float64 angles of all positions would be four times a table
+        rows = slice(start, min(start + ROPE_SLICE, config.max_positions))
+        angle = np.arange(rows.start, rows.stop, dtype=np.float64)[:, None] * rate
+        cos[rows], sin[rows] = np.cos(angle), np.sin(angle)
+    return cos, sin
 
 
 def quantise_rows(weight: np.ndarray) -> QuantisedLinear:

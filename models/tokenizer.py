@@ -9,8 +9,7 @@ from pathlib import Path
 import tokenizers
 
 from headrace.models.errors import UserError
-
-MAX_FILE_BYTES = 1 << 26
+from headrace.models.tokenizer_json import read_tokenizer_json
 
 
 @contextmanager
@@ -27,15 +26,12 @@ def library_errors(source: str, what: str) -> Iterator[None]:
 class Tokenizer:
     """Raw text <-> token numbers. BOS is put first only where the tokenizer's own file says so (`add_bos`).
 
-    `source` names the file in messages.
+    `vocab` is one more than the highest token number; `source` names the file in messages.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, *, source: str):
         self._backend, self._source = backend, source
-        # A file may ask for every text to be cut or filled up to a length; a prompt is taken as it is.
-        backend.no_padding()
-        backend.no_truncation()
-        self.vocab = backend.get_vocab_size(with_added_tokens=True)
+        self.vocab = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
         self.add_bos = bool(self.encode(""))
 
     def encode(self, text: str) -> list[int]:
@@ -55,12 +51,6 @@ class Tokenizer:
     @classmethod
     def from_file(cls, path: Path) -> Tokenizer:
         """Read a tokenizer.json."""
-        try:
-            with path.open("rb") as file:
-                raw = file.read(MAX_FILE_BYTES + 1)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-        if len(raw) > MAX_FILE_BYTES:
-            raise UserError(f"{path}: is larger than the {MAX_FILE_BYTES} bytes allowed for a tokenizer")
+        raw = read_tokenizer_json(path)
         with library_errors(str(path), "is not a tokenizer that can be read"):
             return cls(tokenizers.Tokenizer.from_buffer(raw), source=str(path))

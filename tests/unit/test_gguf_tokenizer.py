@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, trainers
 
+from headrace.models import gguf_tokenizer
 from headrace.models.errors import UserError
 from headrace.models.gguf_file import GgufFile
 from headrace.models.gguf_tokenizer import MAX_TOKEN_CHARACTERS, SPACE, merges_of_scores, read_tokenizer
@@ -94,9 +95,12 @@ def test_scores_do_what_sentencepiece_does(pieces, prefix, tmp_path):
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_every_way_to_make_a_piece_by_falling_score():
+def test_every_way_to_make_a_piece_by_falling_score(monkeypatch):
     merges = merges_of_scores({"a": -9.0, "b": -8.0, "ab": -2.0, "aba": -1.0, "ba": -3.0, "cab": 0.0})
     assert merges == [("ab", "a"), ("a", "ba"), ("a", "b"), ("b", "a")]
+    monkeypatch.setattr(gguf_tokenizer, "MAX_MERGES", 3)
+    with pytest.raises(ValueError, match="more than the 3 ways"):
+        merges_of_scores({"a" * length: 0.0 for length in range(1, 4)} | {"b": 0.0, "bb": 0.0})
 
 
 def test_special_tokens_of_sentencepiece(pieces, tmp_path):
@@ -176,7 +180,7 @@ def test_tokens_that_do_not_fit_are_named(pieces, tmp_path):
     fields = llama(pieces)
     key = "tokenizer.ggml.tokens"
     cases = (
-        (fields[key][:-1] + ["x" * (MAX_TOKEN_CHARACTERS + 1)], None, "has 1025 characters; allowed are 1024"),
+        (fields[key][:-1] + ["x" * (MAX_TOKEN_CHARACTERS + 1)], None, "has 513 characters; allowed are 512"),
         (fields[key][:-1] + ["<s>"], None, "the same token twice"), (fields[key], 7, "entries; allowed is 7, the embedding's rows"),
     )  # fmt: skip
     for tokens, vocab, message in cases:
