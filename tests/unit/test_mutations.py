@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models
 
 from headrace.models.errors import MAX_LINE, UserError
-from headrace.models.gguf_llama import load_gguf
+from headrace.models.gguf_decoder import load_gguf
 from headrace.models.graph import LlamaConfig
 from headrace.models.hf import load_hf, read_hf_config
 from headrace.models.quantise import rope_tables
