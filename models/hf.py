@@ -50,9 +50,9 @@ def load_hf(folder: str | Path) -> Model:
 
 
 def read_hf_config(folder: str | Path) -> LlamaConfig:
-    """Sizes from a folder's config.json; refuses what is not a plain Llama, naming field and value."""
+    """Sizes from a folder's config.json (or the file itself); refuses what is not a plain Llama, naming field and value."""
     folder = Path(folder)
-    path = folder / "config.json"
+    path = folder if folder.is_file() else folder / "config.json"
     document = read_json(path)
 
     def refuse(field: str, value: object, allowed: str) -> UserError:
@@ -90,7 +90,7 @@ def read_hf_config(folder: str | Path) -> LlamaConfig:
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise refuse("torch_dtype", dtype, ", ".join(DTYPE_BYTES))
     return LlamaConfig(
-        name=folder.resolve().name, vocab=integer("vocab_size"), width=width, layers=integer("num_hidden_layers"), heads=heads,
+        name=folder.resolve().name.removesuffix(".json"), vocab=integer("vocab_size"), width=width, layers=integer("num_hidden_layers"), heads=heads,
         kv_heads=integer("num_key_value_heads", heads), head_dim=integer("head_dim", width // max(heads, 1)),
         ffn=integer("intermediate_size"), rms_eps=document.get("rms_norm_eps", 1e-6),
         rope_theta=rope.get("rope_theta", document.get("rope_theta", 10000.0)),

@@ -111,6 +111,12 @@ class Op:
                 count *= length
         return count
 
+    def kept(self, context: int) -> int:
+        """Keys that the cache must keep at `context`: all, or where a window alone decides its keys and the global ones."""
+        alive = int(self.alive(context))
+        bounded = self.mask.window is not None and self.mask.stride is None
+        return min(alive, self.mask.window + self.mask.sinks) if bounded else alive
+
     def macs(self, at: Lengths):
         """Useful multiply-accumulates: linears by the experts that a token takes, convolutions every tap, attention visible pairs."""
         if self.kind in MATRIX_KINDS or self.kind == "conv":
@@ -225,11 +231,7 @@ class OperatorGraph:
         total = 0.0
         for op in self.operators:
             if op.kind == "kv_append" and not self.encoder:
-                mask = op.mask or Mask()
-                kept = op.alive(context)
-                if mask.window is not None and mask.stride is None:
-                    kept = min(kept, mask.window + mask.sinks)
-                total += 2 * op.kv_heads * float(kept) * key_bytes(op.head_dim, bits, self.kv_group)
+                total += 2 * op.kv_heads * float(op.kept(context)) * key_bytes(op.head_dim, bits, self.kv_group)
         return total
 
     @property
@@ -268,13 +270,14 @@ class OperatorGraph:
 
 
 class Builder:
-    """Writes a graph operator by operator. Activations get names of their own; a quantised activation is made once and shared."""
+    """Writes a graph operator by operator. Activations get names of their own; a quantised activation is made once and shared
+    (`quantised`: activation -> its quantised one)."""
 
     def __init__(self, name: str, architecture: str):
         self.name, self.architecture = name, architecture
         self.operators: list[Op] = []
         self.layer = -1
-        self._quantised: dict[str, str] = {}
+        self.quantised: dict[str, str] = {}
 
     def add(self, kind: str, name: str, inputs: tuple[str, ...], shape: Shape, tensors: tuple[Tensor, ...] = (), **more) -> str:
         """Returns the name of the output."""
@@ -295,9 +298,9 @@ class Builder:
 
     def quantise(self, x: str, shape: Shape) -> str:
         """Once per token, over the whole of `shape` (or per head, where it has heads)."""
-        if x not in self._quantised:
-            self._quantised[x] = self.add("quantise", f"quantise_{x.split('@')[0]}", (x,), shape)
-        return self._quantised[x]
+        if x not in self.quantised:
+            self.quantised[x] = self.add("quantise", f"quantise_{x.split('@')[0]}", (x,), shape)
+        return self.quantised[x]
 
     def linear(self, name: str, x: str, outputs: int, inputs: int, *, bias: bool = False, rows: Length = TOKENS) -> str:
         h = self.quantise(x, (rows, inputs))

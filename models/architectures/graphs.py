@@ -8,7 +8,10 @@ from headrace.models.architectures import config_path, describe, graph_llama_lik
 from headrace.models.architectures.base import DoesNotFit
 from headrace.models.configfile import validate
 from headrace.models.errors import UserError
+from headrace.models.graph import LlamaConfig
+from headrace.models.hf import read_hf_config
 from headrace.models.operators import OperatorGraph
+from headrace.models.registry import model_config, model_path
 from headrace.models.safetensors_file import read_json
 
 GRAPHS = {**graph_llama_like.GRAPHS, **graph_with_biases.GRAPHS, **graph_state_space.GRAPHS}
@@ -25,3 +28,25 @@ def read_graph(path: str | Path) -> OperatorGraph:
         return build(named.resolve().name.removesuffix(".json"), described.architecture, validate(fields, read_json(path), source=str(path)))
     except DoesNotFit as error:
         raise UserError(f"{path}: {error.field} = {error.value!r}; allowed is {error.allowed}") from None
+
+
+def load_graph(name_or_path: str | Path) -> OperatorGraph:
+    """Of a name of configs/models or a GGUF file (the Llama family), or of a config.json, its folder or the file."""
+    path = model_path(name_or_path)
+    if path is not None and (path.is_dir() or path.suffix.lower() == ".json"):
+        return read_graph(path)
+    return graph_llama_like.graph_of_llama(model_config(name_or_path))
+
+
+def plain_llama(name_or_path: str | Path) -> LlamaConfig | None:
+    """Sizes of a model that the compiler takes: a name of configs/models, a GGUF file, a config.json of a plain Llama. None for another config.json."""
+    path = model_path(name_or_path)
+    if path is None or not (path.is_dir() or path.suffix.lower() == ".json"):
+        return model_config(name_or_path)
+    path = config_path(path)
+    if read_json(path).get("architectures") not in (None, ["LlamaForCausalLM"]):
+        return None
+    try:
+        return read_hf_config(path.parent if path.name == "config.json" else path)
+    except UserError:
+        return None

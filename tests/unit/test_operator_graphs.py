@@ -1,6 +1,7 @@
 """Graphs of every architecture against the counts of `models.architectures`, and against published arithmetic."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
 SCHEME = load_scheme("w4a8kv8")
 
 
+@cache
 def graph_of(name: str):
     return read_graph(CONFIGS / f"{name}.json")
 
