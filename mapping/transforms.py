@@ -18,7 +18,7 @@ from headrace.models.architectures.graphs import load_graph
 from headrace.models.configfile import StrictModel, validate
 from headrace.models.errors import UserError
 from headrace.models.masks import Mask
-from headrace.models.operators import Lengths, OperatorGraph
+from headrace.models.operators import HALF_BYTES, Lengths, OperatorGraph
 from headrace.models.scheme import Scheme
 
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -72,12 +72,26 @@ class Work:
         return passes + ([Pass(transforms.exit_after(self.graph, self.graph.layers, early), staying)] if staying > 1e-12 else [])
 
     @property
+    def graphs(self) -> list[OperatorGraph]:
+        """Those whose weights must be held: the model's, and the draft's."""
+        return [self.graph] + ([self.draft.graph] if self.draft else [])
+
+    def held_bytes(self, scheme: Scheme | None, context: int) -> float:
+        """Of all weights, and of every sequence's cache and state at `context`, without any padding. scheme None: in 16 bits."""
+        total = 0.0
+        for graph in self.graphs:
+            weights = HALF_BYTES * graph.parameters if scheme is None else graph.counted.weight_bytes(scheme)
+            total += weights + self.batch * (graph.kv_cache_bytes(context, graph.bits_of_cache(scheme)) + graph.state_bytes)
+        return total
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """What machines of version 1 lack for any of its passes."""
         return tuple(dict.fromkeys(text for part in self.decode_passes for text in part.graph.missing))
 
-    def decode_bytes(self, scheme: Scheme, context) -> np.ndarray:
-        """Required bytes of a decode step of the batch at `context`: weights once, for all positions of a verification too."""
+    def decode_bytes(self, scheme: Scheme | None, context) -> np.ndarray:
+        """Required bytes of a decode step of the batch at `context`: weights once, for all positions of a verification too. scheme None: of a
+        model in 16 bits."""
         if self.draft is None:
             at = Lengths(context=context, sequences=self.batch)
             return _like(context, sum(part.share * part.graph.required_bytes(scheme, at) for part in self.decode_passes))
@@ -106,11 +120,10 @@ class Work:
 
     def prefill_bytes(self, scheme: Scheme, tokens: int) -> float:
         """Required bytes of a prefill: weights once a chunk, the keys before and in it once a chunk; the draft model's prefill too."""
-        graphs = [self.graph] + ([self.draft.graph] if self.draft else [])
         logits = tokens if self.graph.encoder else 1
         return float(sum(
             graph.required_bytes(scheme, Lengths(tokens=size, context=end, logits=logits if end == tokens else 0, sequences=self.batch))
-            for graph in graphs for size, end in self.chunks(tokens)
+            for graph in self.graphs for size, end in self.chunks(tokens)
         ))  # fmt: skip
 
 

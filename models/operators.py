@@ -21,6 +21,9 @@ from headrace.models.scheme import Scheme, matrix_bytes
 STATE_BYTES = 4
 """Of an element of a recurrent state: float32, as the contract keeps all that is not quantised."""
 
+HALF_BYTES = 2
+"""Of an element without a compression scheme."""
+
 MATRIX_KINDS = ("linear", "lm_head")
 ATTENTION_KINDS = ("attention_qk", "attention_pv")
 KINDS = ("embedding", *MATRIX_KINDS, *ATTENTION_KINDS, "kv_append", "conv", "state", *FUNCTIONS)
@@ -133,17 +136,23 @@ class Op:
             return Counts()
         return FUNCTIONS[self.kind].counts(self.elements(at), self.row_count(at))
 
-    def weight_bytes(self, scheme: Scheme, at: Lengths) -> float:
-        """Required bytes of matrices that a pass reads once: linears, LM head, and a row of an embedding for each token.
+    def weight_bytes(self, scheme: Scheme | None, at: Lengths) -> float:
+        """Required bytes of matrices that a pass reads once: linears, LM head, and a row of an embedding for each token. Without a scheme
+        all tensors, of 16 bits.
 
         Of a linear with experts the expected number of distinct ones, where every token takes `active` of them uniformly and independently of the
         others: E (1 - (1 - k/E)^tokens). Real routers are less even, so that fewer are read."""
         if self.kind == "embedding":
-            return at.sequences * self.rows(at) * matrix_bytes(1, self.matrix.shape[1], scheme.embedding_bits)
+            row = HALF_BYTES * self.matrix.shape[1] if scheme is None else matrix_bytes(1, self.matrix.shape[1], scheme.embedding_bits)
+            return at.sequences * self.rows(at) * row
         if self.kind not in MATRIX_KINDS:
-            return 0
+            return HALF_BYTES * sum(math.prod(tensor.shape) for tensor in self.tensors) if scheme is None else 0
         used = distinct_experts(self.matrix.experts, self.matrix.active, at.sequences * self.rows(at))
-        return used * matrix_bytes(*self.matrix.shape, self.bits(scheme), scheme.group) if self.rows(at) else 0
+        if scheme is None:
+            one = HALF_BYTES * math.prod(self.matrix.shape)
+        else:
+            one = matrix_bytes(*self.matrix.shape, self.bits(scheme), scheme.group)
+        return used * one if self.rows(at) else 0
 
     def bits(self, scheme: Scheme) -> int:
         """Code bits of a linear's weight."""
@@ -199,8 +208,10 @@ class OperatorGraph:
     def with_operators(self, operators, **changes) -> OperatorGraph:
         return replace(self, operators=tuple(operators), **changes)
 
-    def bits_of_cache(self, scheme: Scheme) -> int:
-        return scheme.kv_bits if self.kv_bits is None else self.kv_bits
+    def bits_of_cache(self, scheme: Scheme | None) -> int:
+        if self.kv_bits is not None:
+            return self.kv_bits
+        return 8 * HALF_BYTES if scheme is None else scheme.kv_bits
 
     @property
     def counted(self) -> Counted:
@@ -242,12 +253,12 @@ class OperatorGraph:
     def macs(self, at: Lengths):
         return sum(op.macs(at) for op in self.operators)
 
-    def required_bytes(self, scheme: Scheme, at: Lengths) -> float:
-        """Weights, cache and state of one pass, each once. Not: norms, biases, tables, logits."""
+    def required_bytes(self, scheme: Scheme | None, at: Lengths) -> float:
+        """Weights, cache and state of one pass, each once. Not: norms, biases (but without a scheme), tables, logits."""
         bits = self.bits_of_cache(scheme)
         return sum(self.op_bytes(op, scheme, bits, at) for op in self.operators)
 
-    def op_bytes(self, op: Op, scheme: Scheme, bits: int, at: Lengths):
+    def op_bytes(self, op: Op, scheme: Scheme | None, bits: int, at: Lengths):
         """Required bytes of one operator; what kv_append writes is not required to be read."""
         cache = op.kv_bytes(at, bits, self.kv_group) if op.kind in ATTENTION_KINDS else 0
         return op.weight_bytes(scheme, at) + cache + op.state_bytes(at)

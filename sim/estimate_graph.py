@@ -42,11 +42,9 @@ def estimate_graph(
 ) -> dict:
     """`work` at `workload`, whose batch is that of `work`. applied: the document's list of transforms. UserError where a scheme or a length does
     not fit the model."""
-    graph = work.graph
-    _check(graph, scheme, workload)
-    graphs = [graph] + ([work.draft.graph] if work.draft else [])
-    for other in graphs[1:]:
-        _check(other, scheme, workload)
+    graph, graphs = work.graph, work.graphs
+    for one in graphs:
+        _check(one, scheme, workload)
     room = machine.memory.ports * board.pseudo_channel_bytes or board.ddr_bytes
     held = sum(image_bytes(one, scheme, machine, workload.longest, work.batch) for one in graphs)
     bits = graph.bits_of_cache(scheme)
@@ -55,7 +53,7 @@ def estimate_graph(
         "model": graph.name, "architecture": graph.architecture, "machine": machine.name, "scheme": scheme.name, "level": "analytic",
         "cost_model": "graph", "batch": work.batch, "kind": "estimated", "transforms": list(applied), "missing": list(work.missing),
         "memory": {
-            "weight_bytes": sum(_weight_bytes(one, scheme) for one in graphs),
+            "weight_bytes": sum(one.counted.weight_bytes(scheme) for one in graphs),
             "kv_bytes_per_token": _plain(graph.kv_bytes_per_token(bits)), "kv_cache_bytes": _plain(graph.kv_cache_bytes(workload.longest, bits)),
             "state_bytes": graph.state_bytes, "image_bytes": held, "available_bytes": room, "fits": held <= room,
         },
@@ -87,10 +85,6 @@ def _check(graph: OperatorGraph, scheme: Scheme, workload: Workload) -> None:
     longest = workload.prefill if graph.encoder else workload.longest
     if graph.max_positions is not None and longest > graph.max_positions:
         raise UserError(f"context = {longest}; model {graph.name} allows 1 to {graph.max_positions}")
-
-
-def _weight_bytes(graph: OperatorGraph, scheme: Scheme) -> int | None:
-    return graph.counted.weight_bytes(scheme)
 
 
 def _notes(work: Work, document: dict) -> list[str]:
