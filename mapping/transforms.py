@@ -8,6 +8,7 @@ a chunk or a verification reads the weights once for each of its positions; `req
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -54,7 +55,7 @@ class Work:
     chunk: int | None = None
     interleaved: int = 0
 
-    @property
+    @cached_property
     def decode_passes(self) -> list[Pass]:
         """The passes that a decoded token takes on average, on a machine of one position a pass."""
         if self.draft is not None:
@@ -275,6 +276,8 @@ class EarlyExit(Transform):
             raise UserError(f"--transform early-exit: exits = {self.exits[:60]}: the shares sum to {sum(found.values()):g}; allowed is up to 1")
         if work.draft is not None:
             raise UserError("--transform early-exit: does not go with speculative decoding, whose verification needs every layer")
+        for layers in found:
+            transforms.exit_after(work.graph, layers)  # refuses a graph that cannot be left there
         return replace(work, exits=tuple(sorted(found.items())))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import groupby
 
 from headrace.models.architectures.graph_state_space import mamba_mixer
 from headrace.models.errors import UserError
@@ -25,11 +26,9 @@ def _needs_attention(graph: OperatorGraph, transform: str) -> None:
         raise UserError(f"model {graph.name}: transform {transform} needs a decoder with attention; {graph.architecture} is none")
 
 
-def _by_layer(graph: OperatorGraph) -> dict[int, list[Op]]:
-    layers: dict[int, list[Op]] = {}
-    for op in graph.operators:
-        layers.setdefault(op.layer, []).append(op)
-    return layers
+def _runs(graph: OperatorGraph) -> list[tuple[int, list[Op]]]:
+    """(layer, its operators) in order; layer -1 comes before the layers and after them."""
+    return [(layer, list(ops)) for layer, ops in groupby(graph.operators, key=lambda op: op.layer)]
 
 
 def _resized(op: Op, outputs: int) -> Op:
@@ -83,7 +82,7 @@ def with_experts(graph: OperatorGraph, experts: int, active: int, ffn: int | Non
     if not 1 <= active <= experts:
         raise _refuse(graph, "active", active, f"1 to the {experts} experts")
     found: list[Op] = []
-    for layer, ops in _by_layer(graph).items():
+    for layer, ops in _runs(graph):
         inner = next((op for op in ops if op.kind in GATED and op.name == op.kind), None)
         down = next((op for op in ops if op.name == "down"), None)
         if layer < 0:
@@ -176,7 +175,7 @@ def with_state_space(graph: OperatorGraph, attention_every: int, state: int = 16
     (Lieber et al. 2024, section 3): their state does not grow with the context."""
     _needs_attention(graph, "state-space")
     found: list[Op] = []
-    for layer, ops in _by_layer(graph).items():
+    for layer, ops in _runs(graph):
         if layer < 0 or (attention_every and (layer + 1) % attention_every == 0):
             found += ops
             continue
@@ -197,7 +196,7 @@ def exit_after(graph: OperatorGraph, layers: int, tried: Iterable[int] = ()) -> 
     _needs_attention(graph, "early-exit")
     if not 1 <= layers <= graph.layers:
         raise _refuse(graph, "exits", layers, f"1 to {graph.layers} layers")
-    groups = _by_layer(graph)
+    groups = dict(run for run in _runs(graph) if run[0] >= 0)
     for layer in range(layers, graph.layers):
         if not any(op.kind == "kv_append" for op in groups[layer]):
             raise UserError(f"model {graph.name}: transform early-exit needs attention in every layer after an exit; layer {layer} has none")
