@@ -89,8 +89,8 @@ class Op:
         return int(self.alive(at.tokens)) if TOKENS in self.shape else 1
 
     def pairs(self, at: Lengths):
-        """Query-key pairs of one head and sequence."""
-        return self.mask.pairs(int(self.alive(at.tokens)), self.alive(at.context))
+        """Query-key pairs of one head and sequence, as float64: exact, and products with them do not wrap around."""
+        return np.asarray(self.mask.pairs(int(self.alive(at.tokens)), self.alive(at.context)), float)
 
     def elements(self, at: Lengths):
         """Of the output, over all sequences; where CONTEXT is a length, only keys that the mask lets through."""

@@ -19,10 +19,14 @@ from headrace.mapping.analytic_graph import step
 from headrace.mapping.graph_events import image_bytes, step_events
 from headrace.mapping.transforms import Pass, Work
 from headrace.models.errors import UserError
+from headrace.models.graph import SIZE_LIMITS
 from headrace.models.operators import MATRIX_KINDS, Lengths, OperatorGraph
 from headrace.models.scheme import Scheme
 from headrace.sim.energy import Energy, EnergyTable, energy
 from headrace.sim.estimate import Workload, board_fit, check_scheme, peak_bytes_per_cycle, utilisation
+
+PASSES_AT_ONCE = 4096
+"""A walk holds a time for every activation and pass."""
 
 
 @dataclass
@@ -83,8 +87,9 @@ def _check(graph: OperatorGraph, scheme: Scheme, workload: Workload) -> None:
         if name not in linears:
             raise UserError(f"scheme {scheme.name}: linear_bits names {name}; {graph.architecture} has {', '.join(sorted(linears))}")
     longest = workload.prefill if graph.encoder else workload.longest
-    if graph.max_positions is not None and longest > graph.max_positions:
-        raise UserError(f"context = {longest}; model {graph.name} allows 1 to {graph.max_positions}")
+    limit = graph.max_positions or SIZE_LIMITS["max_positions"]
+    if longest > limit:
+        raise UserError(f"context = {longest}; model {graph.name} allows 1 to {limit}")
 
 
 def _notes(work: Work, document: dict) -> list[str]:
@@ -122,17 +127,17 @@ class _Run:
 
     def _add(self, tally: _Tally, part: Pass, contexts: np.ndarray, *, logits: bool, prompt: bool = False) -> None:
         """The passes of `part` at `contexts`, of all sequences."""
-        contexts = contexts + part.offset
-        at = step(part.graph, self.scheme, self.machine, contexts, logits=logits, prompt=prompt)
-        events = step_events(part.graph, self.scheme, self.machine, contexts, logits=logits, prompt=prompt)
-        times = part.share * self.work.batch
-        cycles = at.cycles * times
-        tally.cycles += float(cycles.sum())
-        tally.each.append(cycles)
-        for name, value in events.items():
-            tally.events[name] += times * float(value.sum())
-        if self.by_op:
-            self._add_ops(tally, part, at, contexts, logits)
+        times, each = part.share * self.work.batch, []
+        for first in range(0, len(contexts), PASSES_AT_ONCE):
+            at = contexts[first : first + PASSES_AT_ONCE] + part.offset
+            found = step(part.graph, self.scheme, self.machine, at, logits=logits, prompt=prompt)
+            each.append(found.cycles * times)
+            for name, value in step_events(part.graph, self.scheme, self.machine, at, logits=logits, prompt=prompt).items():
+                tally.events[name] += times * float(value.sum())
+            if self.by_op:
+                self._add_ops(tally, part, found, at, logits)
+        tally.each.append(np.concatenate(each))
+        tally.cycles += float(tally.each[-1].sum())
 
     def _add_ops(self, tally: _Tally, part: Pass, at: Step, contexts: np.ndarray, logits: bool) -> None:
         times = part.share * self.work.batch
