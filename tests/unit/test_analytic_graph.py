@@ -17,11 +17,12 @@ from headrace.mapping.plan import make_plan
 from headrace.models.architectures.graph_llama_like import graph_of_llama
 from headrace.models.architectures.graphs import read_graph
 from headrace.models.functions import FUNCTIONS
-from headrace.models.graph import LINEAR_NAMES
+from headrace.models.graph import LINEAR_NAMES, LlamaConfig
 from headrace.models.masks import Mask
 from headrace.models.operators import Lengths, Op
 from headrace.models.registry import model_config
 from headrace.models.scheme import load_scheme
+from headrace.models.transforms import with_experts
 from headrace.sim import estimate as detailed
 from headrace.sim.estimate import peak_bytes_per_cycle
 
@@ -199,6 +200,23 @@ def test_experts_wait_for_their_router():
     read = events["read_beats"][0] * 32
     required = graph.required_bytes(SCHEME, Lengths(context=8))
     assert required < read < 1.1 * required
+
+
+def test_a_scan_waits_for_its_state():
+    """Where memory is slow the whole scan comes after the load."""
+    m = load_machine("nano", ["memory.q=64"])
+    scan = step(graph_of("mamba-130m"), SCHEME, m, np.array([5]), logits=False).ops["scan"]
+    assert float(np.sum(scan.by_bound["memory"])) > 0
+    assert float(np.sum(scan.by_bound["sfu"])) == 7 * vector_cycles("selective_scan", 16, 1536)
+
+
+def test_a_choice_of_experts_is_waited_for():
+    """Weights of a small model are loaded ahead where they are known, so that a linear waits for the array; an expert's load begins after the
+    choice, so that it waits for memory."""
+    tiny = graph_of_llama(LlamaConfig(name="tiny", vocab=64, width=32, layers=4, heads=4, kv_heads=4, head_dim=16, ffn=96))
+    dense = step(tiny, SCHEME, load_machine("nano"), np.array([5]), logits=True).ops["up"]
+    routed = step(with_experts(tiny, 4, 1), SCHEME, load_machine("nano"), np.array([5]), logits=True).ops["experts.up"]
+    assert float(np.sum(dense.by_bound["memory"])) == 0 < float(np.sum(routed.by_bound["memory"]))
 
 
 def test_a_state_costs_the_same_at_every_context():

@@ -205,6 +205,33 @@ def test_float_operations_by_hand():
     assert softmax.sfu(Lengths(tokens=3, context=5)).exp == 32 * (3 + 4 + 5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "adds", "multiplies"),
+    [
+        # exp takes 11 adds and 10 multiplies, recip 3 and 6, log 13 and 14.
+        ("gelu", 11 + 3 + 2, 10 + 6 + 4), ("gelu_mul", 11 + 3 + 2, 10 + 6 + 5), ("silu", 11 + 3 + 1, 10 + 6 + 1), ("softcap", 11 + 3 + 2, 10 + 6 + 2),
+        ("gelu_erf", 11 + 3 + 7, 10 + 6 + 11), ("softplus", 11 + 13 + 2, 10 + 14), ("wkv", 4 * 11 + 3 + 10, 4 * 10 + 6 + 7), ("relu", 0, 0),
+        ("relu_squared", 0, 1), ("sigmoid_mul", 11 + 3 + 1, 10 + 6 + 1), ("token_shift", 2, 1), ("alibi", 1, 1), ("combine", 1, 1),
+    ],
+)
+def test_element_wise_functions_by_hand(kind, adds, multiplies):
+    counts = FUNCTIONS[kind].counts(3, 1).without_calls()
+    assert (counts.adds, counts.multiplies) == (3 * adds, 3 * multiplies)
+    assert counts.steps >= max(counts.adds, counts.multiplies), "a step has one add and one multiply at most"
+
+
+def test_a_layer_norm_by_hand():
+    """Of 8: sum, less the mean, sum of squares, offset: 4 adds each, 2 trees and eps; square, times r, times w: 3 each, twice 1/d; rsqrt 3 and 10."""
+    counts = FUNCTIONS["layernorm"].counts(8, 1).without_calls()
+    assert (counts.adds, counts.multiplies) == (8 * 4 + 2 * 15 + 1 + 3, 8 * 3 + 2 + 10)
+
+
+def test_a_scan_by_hand():
+    """One channel of 4 states: 4 each of dt * A, exp, (dt x) * B, h * dA + ., h * C and its sum, whose tree has 15 adds; dt * x and D * x + y."""
+    counts = FUNCTIONS["selective_scan"].counts(4, 1)
+    assert (counts.exp, counts.multiplies, counts.adds) == (4, 4 * 4 + 2, 2 * 4 + 15 + 1)
+
+
 def test_contexts_may_be_arrays():
     graph, contexts = graph_of("mistral-7b"), np.array([5, 4096, 7000])
     each = [graph.required_bytes(SCHEME, Lengths(context=int(n))) for n in contexts]
