@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field
 
 from headrace.models.architectures import llama_like as sizes
 from headrace.models.architectures.base import DoesNotFit, Size
@@ -106,7 +106,7 @@ class Gemma2(sizes.Gemma, _Gemma):
 class Gemma3(sizes.Gemma, _Gemma):
     """One layer of `sliding_window_pattern` sees everything: five local ones to a global one (Gemma 3 report, section 2)."""
 
-    sliding_window_pattern: Size = 6
+    sliding_window_pattern: Size = Field(default=6, validation_alias=AliasChoices("sliding_window_pattern", "_sliding_window_pattern"))
 
     def slides(self, layer: int) -> bool:
         return (layer + 1) % self.sliding_window_pattern != 0

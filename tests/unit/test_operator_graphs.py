@@ -133,6 +133,9 @@ def test_gemma_3_has_five_local_layers_to_a_global_one(tmp_path):
     graph = read_graph(changed(tmp_path, "gemma-3-1b", sliding_window=512))
     windows = [op.mask.window for op in ops(graph, "attention_qk")]
     assert windows[:12] == ([512] * 5 + [None]) * 2 and len(windows) == 26
+    for field in ("sliding_window_pattern", "_sliding_window_pattern"):
+        other = read_graph(changed(tmp_path, "gemma-3-1b", **{field: 2}))
+        assert [op.mask.window for op in ops(other, "attention_qk")][:4] == [4096, None] * 2
     assert [op.mask.window for op in ops(graph_of("gemma-2-2b"), "attention_qk")][:4] == [4096, None, 4096, None]
 
 
