@@ -11,7 +11,7 @@ from pathlib import Path
 from headrace.kernels.contract import constants as c
 from headrace.kernels.packing import GROUP_BYTES, WIDTHS
 from headrace.models.errors import UserError
-from headrace.models.graph import LINEAR_NAMES, LlamaConfig
+from headrace.models.graph import LINEAR_NAMES, LlamaConfig, require_plain_llama
 from headrace.models.scheme import Scheme
 
 KERNEL_FILE = Path(__file__).with_name("linear_w4a8.py")
@@ -56,6 +56,7 @@ class LinearShape:
 def linear_shapes(config: LlamaConfig, scheme: Scheme, *, block_n: int | None = None, block_bytes: int | None = None) -> list[LinearShape]:
     """The seven linears of a layer and the LM head. Blocks not given: 64 rows (fewer where a matrix has fewer), and the widest of 32 to
     128 bytes that divides a row, so that no load is partial. Raises UserError for widths or blocks that have no kernel."""
+    require_plain_llama(config, "`kernels generate`")
     for option, value, least in (("block-n", block_n, LEAST_BLOCK_N), ("block-bytes", block_bytes, LEAST_BLOCK_BYTES)):
         if value is not None and (not least <= value <= MOST_BLOCK or value & (value - 1)):
             raise UserError(f"--{option} {value}: allowed is a power of two from {least} to {MOST_BLOCK}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headrace.hw.machine import Machine
 from headrace.mapping.stream import BLOCK, slice_words, stream_words
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
+from headrace.models.graph import LlamaConfig, require_plain_llama
 
 LANES = 8
 MAX_REPS = 16  # repetitions of one VEC command
@@ -220,6 +220,7 @@ def linear_words(machine: Machine, outputs: int, inputs: int, bits: int) -> int:
 
 def check_supported(config: LlamaConfig, machine: Machine) -> None:
     """Refuses what ISA version 1 cannot run, naming the field."""
+    require_plain_llama(config, f"machine {machine.name}")
     hd, group = config.head_dim, config.heads // config.kv_heads
     rules = (
         (hd % 32 == 0, "head_dim", hd, "a multiple of 32"),

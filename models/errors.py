@@ -1,5 +1,8 @@
 """The exceptions that end a command with one line instead of a traceback."""
 
+MAX_LINE = 4000
+"""Characters of a message: a value that a file gives may be of any length."""
+
 
 class UserError(Exception):
     """A mistake of the user, or a request for something that is not built.
@@ -9,7 +12,8 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str):
-        super().__init__(" ".join(str(message).split()))
+        line = " ".join(str(message).split())
+        super().__init__(line if len(line) <= MAX_LINE else line[:MAX_LINE] + " ...")
 
 
 class ToolError(RuntimeError):

@@ -1,8 +1,8 @@
-"""A bounds-checked reader of the GGUF container (versions 2 and 3, little-endian) and of four of its tensor types.
+"""A bounds-checked reader of the GGUF container (versions 2 and 3, little-endian).
 
 Nothing in the file is believed: every count, length and offset is checked against the bytes that are there before anything is
 allocated, so a truncated or lying file ends in a UserError of one line. Layout: the GGUF specification of ggml
-(docs/gguf.md); blocks: ggml-common.h (`block_q4_1`, `block_q8_0`).
+(docs/gguf.md); the blocks of its tensor types: `gguf_blocks`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.models.errors import UserError
+from headrace.models.gguf_blocks import BLOCK_TYPES, bfloat16_values, nibbles
 from headrace.models.model import GroupCodes
 
 MAX_ENTRIES = 1 << 16
@@ -23,19 +24,24 @@ MAX_KEY_BYTES = 1 << 16
 MAX_STRING_BYTES = 1 << 24
 MAX_ARRAY_ENTRIES = 1 << 22
 MAX_DIMENSIONS = 4
-BLOCK = 32
 
 # Value type number -> struct format. 7 is bool, 8 string, 9 array.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
 # Tensor type number -> name, elements per block, bytes per block.
-TENSOR_TYPES = {0: ("F32", 1, 4), 1: ("F16", 1, 2), 3: ("Q4_1", BLOCK, 20), 8: ("Q8_0", BLOCK, 34)}
-# Names of the common types that are refused, for the message alone.
-_OTHER_TYPES = {
-    2: "Q4_0", 6: "Q5_0", 7: "Q5_1", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K",
-    20: "IQ4_NL", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0",
+TENSOR_TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 30: ("BF16", 1, 2),
+    **{kind: (block.name, block.elements, block.block_bytes) for kind, block in BLOCK_TYPES.items()},
 }
+# Names of other types, for the message alone.
+_OTHER_TYPES = {
+    9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS",
+    24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+}
+_BLOCKS = {block.name: block for block in BLOCK_TYPES.values()}
+# Types whose codes can be passed on as they are: codes of 4 bits with a step and an offset for each 32.
+CODE_TYPES = ("Q4_0", "Q4_1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,31 +178,45 @@ class GgufFile:
             tensors[name] = TensorInfo(name=name, type_name=type_name, shape=shape, start=base + offset, size_bytes=size)
         return tensors
 
+    def field(self, key: str, kind: type, default: object = None) -> object:
+        """A field of the wanted Python type; UserError when it is missing without a default or of another type."""
+        value = self.fields.get(key, default)
+        if value is None:
+            raise UserError(f"{self.source}: field {key} is missing")
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            shown = repr(value) if isinstance(value, (str, int, float)) else type(value).__name__
+            raise UserError(f"{self.source}: field {key} = {shown[:60]}; allowed is one {kind.__name__}")
+        return value
+
     def values(self, name: str) -> np.ndarray:
-        """The tensor, dequantised to float32 in its own shape."""
+        """The tensor, dequantised to float32 in its own shape. UserError where a block's scale is no number."""
         tensor = self.tensors[name]
+        raw = self._raw(tensor)
         match tensor.type_name:
             case "F32" | "F16":
-                dtype = "<f4" if tensor.type_name == "F32" else "<f2"
-                return self._raw(tensor).view(dtype).astype(np.float32).reshape(tensor.shape)
-            case "Q8_0":  # float16 d, then 32 int8: value = d * q
-                blocks = self._raw(tensor).reshape(-1, 34)
-                scale = blocks[:, :2].copy().view("<f2").astype(np.float32)
-                return (blocks[:, 2:].view(np.int8).astype(np.float32) * scale).reshape(tensor.shape)
+                return raw.view("<f4" if tensor.type_name == "F32" else "<f2").astype(np.float32).reshape(tensor.shape)
+            case "BF16":
+                return bfloat16_values(raw).reshape(tensor.shape)
             case _:
-                return self.group_codes(name).values().reshape(tensor.shape)
+                return _BLOCKS[tensor.type_name].values(raw).reshape(tensor.shape)
 
     def group_codes(self, name: str) -> GroupCodes:
-        """Codes, d and m of a Q4_1 tensor [N, K]: float16 d, float16 m, 16 bytes with codes 0..15 low and 16..31 high."""
+        """Codes, d and m of a Q4_1 or Q4_0 tensor [N, K]. A Q4_0 block has no m: d * (code - 8) is d * code + (-8 * d), exactly."""
         tensor = self.tensors[name]
         columns = tensor.shape[-1]
-        blocks = self._raw(tensor).reshape(-1, 20)
-        scales = blocks[:, :4].copy().view("<f2").astype(np.float32).reshape(-1, columns // BLOCK, 2)
-        if not np.isfinite(scales).all():
-            raise UserError(f"{self.source}: tensor {name} holds a block scale that is not finite; allowed are finite float16")
-        packed = blocks[:, 4:]
-        codes = np.concatenate((packed & 15, packed >> 4), axis=1).reshape(-1, columns)
-        return GroupCodes(codes=codes, d=scales[:, :, 0].copy(), m=scales[:, :, 1].copy())
+        block = _BLOCKS[tensor.type_name]
+        blocks = self._raw(tensor).reshape(-1, block.block_bytes)
+        codes_at = 2 * len(block.scales)
+        scales = blocks[:, :codes_at].copy().view("<f2").astype(np.float32).reshape(-1, columns // block.elements, len(block.scales))
+        d = scales[:, :, 0].copy()
+        m = scales[:, :, 1].copy() if tensor.type_name == "Q4_1" else np.float32(-8) * d
+        return GroupCodes(codes=nibbles(blocks[:, codes_at:]).reshape(-1, columns), d=d, m=m)
 
     def _raw(self, tensor: TensorInfo) -> np.ndarray:
-        return np.frombuffer(self._data, np.uint8, tensor.size_bytes, tensor.start)
+        raw = np.frombuffer(self._data, np.uint8, tensor.size_bytes, tensor.start)
+        block = _BLOCKS.get(tensor.type_name)
+        if block is not None and not block.scales_are_finite(raw):
+            raise UserError(f"{self.source}: tensor {tensor.name[:60]} holds a block scale that is not finite; allowed are finite float16")
+        return raw

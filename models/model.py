@@ -14,7 +14,7 @@ from headrace.models.tokenizer import Tokenizer
 
 @dataclass(frozen=True, kw_only=True)
 class GroupCodes:
-    """Raw 4-bit codes of a Q4_1 tensor: value = d * code + m.
+    """Raw 4-bit codes of a Q4_1 or Q4_0 tensor: value = d * code + m.
 
     codes: uint8 [N, K], 0..15; d, m: float32 [N, K / 32], a finite step (of either sign) and offset per block of 32 along K.
     """
@@ -57,7 +57,7 @@ class Model:
     """Sizes, weights and tokenizer.
 
     `weights` maps the names of `LlamaConfig.weight_shapes()` to float32 arrays, dequantised when they are asked for; RoPE is
-    half-split in all of them. `codes` holds the raw codes of those tensors that a file stores in Q4_1.
+    half-split in all of them. `codes` holds the raw codes of those tensors that a file stores in Q4_1 or Q4_0.
     """
 
     config: LlamaConfig

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from headrace.models.errors import UserError
-from headrace.models.graph import LINEAR_NAMES, NORM_NAMES, LlamaConfig
+from headrace.models.graph import LlamaConfig
 from headrace.models.model import GroupCodes, Model
 from headrace.models.scheme import GROUP_SHIFT, Scheme, matrix_bytes
 from headrace.models.tokenizer import Tokenizer
@@ -23,6 +23,8 @@ MAX_MULT = 255
 MIN_OFF, MAX_OFF = -2048, 2047
 MIN_ROW_SCALE = 2.0**-126
 """A row whose scale would be subnormal is stored as zeros: the contract counts subnormals as zero."""
+
+ROPE_SLICE = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +73,12 @@ class QuantisedLinear:
 class QuantisedModel:
     """What the golden executor and the compiler consume.
 
-    embedding, lm_head: 8 bits, one scale per row (the same object when tied). layers[i]: q, k, v, o, gate, up, down as
-    QuantisedLinear, attn_norm and mlp_norm as float32 [width]. final_norm: float32 [width].
+    embedding, lm_head: 8 bits, one scale per row (the same object when tied). layers[i]: the names of
+    `LlamaConfig.layer_shapes`, q, k, v, o, gate, up, down as QuantisedLinear, norms, their offsets and the linears' biases as
+    float32. final_norm: float32 [width], final_norm_bias its offset where norms have one. positions: 8 bits like the embedding, of
+    models that learn them.
     rope_cos, rope_sin: float32 [max_positions, head_dim / 2], computed in float64; pair i is (x[i], x[i + head_dim / 2]).
+    window_rope: the two tables of the layers with a sliding window, where those have a theta of their own.
     """
 
     config: LlamaConfig
@@ -85,22 +90,40 @@ class QuantisedModel:
     lm_head: QuantisedLinear
     rope_cos: np.ndarray
     rope_sin: np.ndarray
+    final_norm_bias: np.ndarray | None = None
+    positions: QuantisedLinear | None = None
+    window_rope: tuple[np.ndarray, np.ndarray] | None = None
 
     @cached_property
     def required_bytes(self) -> int:
-        """Bytes of all weights, tied ones once; norms as float32."""
-        matrices = [layer[name] for layer in self.layers for name in LINEAR_NAMES] + [self.embedding]
+        """Bytes of all weights, tied ones once; norms and biases as float32."""
+        tensors = [tensor for layer in self.layers for tensor in layer.values()]
+        tensors += [self.embedding, self.positions, self.final_norm, self.final_norm_bias]
         if self.lm_head is not self.embedding:
-            matrices.append(self.lm_head)
-        norms = (len(self.layers) * len(NORM_NAMES) + 1) * self.config.width * 4
-        return sum(matrix.required_bytes for matrix in matrices) + norms
+            tensors.append(self.lm_head)
+        found = [tensor for tensor in tensors if tensor is not None]
+        return sum(4 * tensor.size if isinstance(tensor, np.ndarray) else tensor.required_bytes for tensor in found)
 
 
 def rope_tables(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
-    """(cos, sin), float32 [max_positions, head_dim / 2]: angle = t * theta**(-2i / head_dim), all in float64."""
+    """(cos, sin), float32 [max_positions, head_dim / 2]: angle = t * (theta**(-2i / head_dim) / divisor), all in float64."""
+    return _rope_tables(config, config.rope_theta, config.rope_divisors)
+
+
+def window_rope_tables(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray] | None:
+    """The same for the layers with a window, without divisors; None where they turn like the others."""
+    return None if config.window_rope_theta is None else _rope_tables(config, config.window_rope_theta, ())
+
+
+def _rope_tables(config: LlamaConfig, theta: float, divisors: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
     exponent = -2.0 * np.arange(config.head_dim // 2, dtype=np.float64) / config.head_dim
-    angle = np.arange(config.max_positions, dtype=np.float64)[:, None] * np.float64(config.rope_theta) ** exponent
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    rate = np.float64(theta) ** exponent / (np.array(divisors, np.float64) if divisors else 1.0)
+    cos, sin = (np.empty((config.max_positions, len(rate)), np.float32) for _ in range(2))
+    for start in range(0, config.max_positions, ROPE_SLICE):  # the float64 angles of all positions would be four times a table
+        rows = slice(start, min(start + ROPE_SLICE, config.max_positions))
+        angle = np.arange(rows.start, rows.stop, dtype=np.float64)[:, None] * rate
+        cos[rows], sin[rows] = np.cos(angle), np.sin(angle)
+    return cos, sin
 
 
 def quantise_rows(weight: np.ndarray) -> QuantisedLinear:
@@ -184,10 +207,9 @@ def quantise_model(model: Model, scheme: Scheme) -> QuantisedModel:
     layers = []
     for index in range(config.layers):
         layer: dict[str, QuantisedLinear | np.ndarray] = {}
-        for name in LINEAR_NAMES:
-            layer[name] = _quantise_linear(model, f"layers.{index}.{name}", scheme.bits_of(name))
-        for name in NORM_NAMES:
-            layer[name] = finite_weight(model, f"layers.{index}.{name}")
+        for name, shape in config.layer_shapes().items():
+            whole = f"layers.{index}.{name}"
+            layer[name] = _quantise_linear(model, whole, scheme.bits_of(name)) if len(shape) == 2 else finite_weight(model, whole)
         layers.append(layer)
     embedding = quantise_rows(finite_weight(model, "embedding"))
     lm_head = embedding if config.tie_embeddings else quantise_rows(finite_weight(model, "lm_head"))
@@ -195,6 +217,9 @@ def quantise_model(model: Model, scheme: Scheme) -> QuantisedModel:
     return QuantisedModel(
         config=config, scheme=scheme, tokenizer=model.tokenizer, embedding=embedding, layers=tuple(layers),
         final_norm=finite_weight(model, "final_norm"), lm_head=lm_head, rope_cos=cos, rope_sin=sin,
+        final_norm_bias=finite_weight(model, "final_norm.bias") if config.norm == "layernorm" else None,
+        positions=quantise_rows(finite_weight(model, "positions")) if config.positions == "learned" else None,
+        window_rope=window_rope_tables(config),
     )
 
 

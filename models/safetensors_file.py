@@ -19,6 +19,9 @@ from headrace.models.errors import UserError
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_JSON_BYTES = 1 << 24
+MAX_DEPTH = 64
+MAX_COMMAS = 1 << 21  # an empty list takes twenty times the memory of its text; a tokenizer.json of 262,144 tokens has 1.3 million
+MAX_NAME = 255  # of a file, on the file systems in use
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -53,13 +56,36 @@ def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> dict:
 
 
 def _parse_object(raw: bytes, source: str) -> dict:
+    if raw.count(b",") > MAX_COMMAS:
+        raise UserError(f"{source}: holds more than the {MAX_COMMAS} values allowed")
     try:
-        document = json.loads(raw)
+        document = json.loads(raw, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{source}: is not valid JSON: {str(error)[:100]}") from None
     if not isinstance(document, dict):
         raise UserError(f"{source}: holds a JSON {type(document).__name__}; allowed is an object")
+    _check_depth(document, source)
     return document
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """A JSON object; ValueError where a key is given twice, of which Python would silently keep the last."""
+    document = dict(pairs)
+    if len(document) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"key {twice[:40]!r} is given twice")
+    return document
+
+
+def _check_depth(document: dict, source: str) -> None:
+    """Refuse nesting that would exhaust the stack of whoever walks or prints the document."""
+    level: list[object] = [document]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in (node.values() if isinstance(node, dict) else node) if isinstance(child, (dict, list))]
+        if not level:
+            return
+    raise UserError(f"{source}: is nested deeper than the {MAX_DEPTH} levels allowed")
 
 
 def open_safetensors(path: Path) -> dict[str, StoredTensor]:
@@ -70,8 +96,8 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
             if size < 8:
                 raise UserError(f"{path}: is truncated: it has {size} bytes, a safetensors file starts with 8")
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # ValueError: an index may name what no file can be called
+        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', error)}") from None
     (header_bytes,) = struct.unpack_from("<Q", data, 0)
     if header_bytes > min(size - 8, MAX_HEADER_BYTES):
         raise UserError(f"{path}: header claims {header_bytes} bytes; allowed are {min(size - 8, MAX_HEADER_BYTES)} (truncated?)")
@@ -113,7 +139,7 @@ def open_folder(folder: Path) -> dict[str, StoredTensor]:
     shards: dict[str, dict[str, StoredTensor]] = {}
     tensors: dict[str, StoredTensor] = {}
     for name, shard in weight_map.items():
-        if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+        if not isinstance(shard, str) or len(shard) > MAX_NAME or Path(shard).name != shard or not shard.endswith(".safetensors"):
             raise UserError(f"{index_path}: weight_map {name[:60]!r} = {str(shard)[:60]!r}; allowed is a .safetensors file of this folder")
         if shard not in shards:
             shards[shard] = open_safetensors(folder / shard)

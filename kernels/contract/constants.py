@@ -45,3 +45,7 @@ INT8_MAX_BITS = 0x42FE0000  # 127.0
 
 QMIN = np.float32(3.8e-37)  # an absolute maximum below this quantises to zeros with scale zero
 ONE_OVER_127 = np.float32(1.0 / 127.0)
+
+# Other decoders (section 5), as bit patterns.
+GELU_CUBE_BITS = 0xBD922279  # -2 sqrt(2/pi) 0.044715
+GELU_LINEAR_BITS = 0xBFCC422A  # -2 sqrt(2/pi)

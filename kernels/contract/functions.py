@@ -174,9 +174,9 @@ def scale(accumulator, s_a, s_w=_ONE) -> np.ndarray:
         return one_nan(mul_normal(from_int32(accumulator), mul_normal(flush(s_a), flush(s_w))))
 
 
-def score_scale(s_q, head_dim: int) -> np.ndarray:
-    """``s_q (*) f32(1/sqrt(head_dim))``: the query's scale as the scores use it."""
-    return mul(s_q, np.float32(1.0 / np.sqrt(np.float64(head_dim))))
+def score_scale(s_q, factor: float) -> np.ndarray:
+    """``s_q (*) f32(factor)``: the query's scale as the scores use it. Llama's factor is 1/sqrt(head_dim), in float64."""
+    return mul(s_q, np.float32(factor))
 
 
 def embed(row, s_row) -> np.ndarray:

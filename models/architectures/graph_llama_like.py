@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field
 
 from headrace.models.architectures import llama_like as sizes
 from headrace.models.architectures.base import DoesNotFit, Size
-from headrace.models.graph import TOKENS, LlamaConfig
+from headrace.models.graph import TOKENS
 from headrace.models.masks import Mask
 from headrace.models.operators import Builder, OperatorGraph
 
@@ -237,16 +237,6 @@ def phi3(name: str, architecture: str, c: Phi3) -> OperatorGraph:
         return b.linear("down", gated(b, c.hidden_act, both, both, c.intermediate_size), c.hidden_size, c.intermediate_size)
 
     return _decoder(name, architecture, c, inner, fused=True)
-
-
-def graph_of_llama(config: LlamaConfig) -> OperatorGraph:
-    """Of a plain Llama that `models.registry` knows."""
-    fields = Llama(
-        vocab_size=config.vocab, hidden_size=config.width, intermediate_size=config.ffn, num_hidden_layers=config.layers,
-        num_attention_heads=config.heads, num_key_value_heads=config.kv_heads, head_dim=config.head_dim,
-        tie_word_embeddings=config.tie_embeddings, max_position_embeddings=config.max_positions,
-    )  # fmt: skip
-    return llama(config.name, "LlamaForCausalLM", fields)
 
 
 GRAPHS = {

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from headrace.models.architectures import config_path, describe, graph_llama_like, graph_state_space, graph_with_biases
 from headrace.models.architectures.base import DoesNotFit
+from headrace.models.architectures.graph_of_config import graph_of_config
 from headrace.models.configfile import validate
 from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig
@@ -31,22 +32,22 @@ def read_graph(path: str | Path) -> OperatorGraph:
 
 
 def load_graph(name_or_path: str | Path) -> OperatorGraph:
-    """Of a name of configs/models or a GGUF file (the Llama family), or of a config.json, its folder or the file."""
+    """Of a name of configs/models or a GGUF file, or of a config.json, its folder or the file."""
     path = model_path(name_or_path)
     if path is not None and (path.is_dir() or path.suffix.lower() == ".json"):
         return read_graph(path)
-    return graph_llama_like.graph_of_llama(model_config(name_or_path))
+    return graph_of_config(model_config(name_or_path))
 
 
 def plain_llama(name_or_path: str | Path) -> LlamaConfig | None:
-    """Sizes of a model that the compiler takes: a name of configs/models, a GGUF file, a config.json of a plain Llama. None for another config.json."""
+    """Sizes of a model that the compiler takes: a plain Llama by a name of configs/models, a GGUF file or a config.json. None for any other."""
     path = model_path(name_or_path)
     if path is None or not (path.is_dir() or path.suffix.lower() == ".json"):
-        return model_config(name_or_path)
+        config = model_config(name_or_path)
+        return config if config.plain_llama else None
     path = config_path(path)
-    if read_json(path).get("architectures") not in (None, ["LlamaForCausalLM"]):
-        return None
     try:
-        return read_hf_config(path.parent if path.name == "config.json" else path)
+        config = read_hf_config(path.parent if path.name == "config.json" else path)
     except UserError:
         return None
+    return config if config.plain_llama else None

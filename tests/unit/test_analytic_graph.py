@@ -14,7 +14,7 @@ from headrace.mapping.analytic_graph import attention_stream, step
 from headrace.mapping.analytic_timing import MachineColumns
 from headrace.mapping.graph_vectors import PROGRAMS, formula_cycles, vector_cycles
 from headrace.mapping.plan import make_plan
-from headrace.models.architectures.graph_llama_like import graph_of_llama
+from headrace.models.architectures.graph_of_config import graph_of_config
 from headrace.models.architectures.graphs import read_graph
 from headrace.models.functions import FUNCTIONS
 from headrace.models.graph import LINEAR_NAMES, LlamaConfig
@@ -62,7 +62,7 @@ def test_a_plain_llama_takes_as_long_as_its_schedule(model, machine, scheme):
     whole = config.head_dim % m.stripe_rows == 0
     for how in ({"logits": True}, {"logits": False, "prompt": True}):
         of_schedule = analytic.step(config, bits(scheme), m, CONTEXTS, lm_head=how["logits"], prompt=how.get("prompt", False)).cycles
-        of_graph = step(graph_of_llama(config), scheme, m, CONTEXTS, **how).cycles
+        of_graph = step(graph_of_config(config), scheme, m, CONTEXTS, **how).cycles
         error = of_graph / of_schedule - 1
         print(f"{model} on {machine}, {how}: {np.round(100 * error, 2)} %")
         assert (abs(error) < 0.001).all() if whole else ((error > 0) & (error < 0.04)).all()
@@ -72,7 +72,7 @@ def test_a_plain_llama_takes_as_long_as_its_schedule(model, machine, scheme):
 def test_operators_add_what_those_of_the_schedule_add(model):
     config, m = model_config(model), load_machine("nano")
     of_schedule = analytic.step(config, bits(SCHEME), m, np.array([128]), lm_head=True).ops
-    of_graph = step(graph_of_llama(config), SCHEME, m, np.array([128]), logits=True).ops
+    of_graph = step(graph_of_config(config), SCHEME, m, np.array([128]), logits=True).ops
     for name in ("q", "k", "v", "o", "gate", "up", "down", "softmax", "scores", "values", "silu_mul", "lm_head"):
         one, other = float(np.sum(of_graph[name].cycles)), float(np.sum(of_schedule[name].cycles))
         assert one == pytest.approx(other, rel=0.02, abs=40 * config.layers), name
@@ -84,7 +84,7 @@ def test_events_of_a_plain_llama_are_those_of_its_schedule(model, machine):
     config, m = model_config(model), load_machine(machine)
     for logits in (True, False):
         expected = analytic_events.step_events(config, bits(SCHEME), m, CONTEXTS, lm_head=logits, prompt=True)
-        found = graph_events.step_events(graph_of_llama(config), SCHEME, m, CONTEXTS, logits=logits, prompt=True)
+        found = graph_events.step_events(graph_of_config(config), SCHEME, m, CONTEXTS, logits=logits, prompt=True)
         assert set(found) == set(expected)
         for name, value in expected.items():
             assert found[name] == pytest.approx(value, rel=0.02 if name == "instructions" else 1e-12), name
@@ -94,7 +94,7 @@ def test_events_of_a_plain_llama_are_those_of_its_schedule(model, machine):
 def test_the_image_is_as_large_as_the_compilers(model, machine):
     config, m = model_config(model), load_machine(machine)
     expected = detailed.image_bytes(make_plan(config, m, bits(SCHEME), 128, 1))
-    assert graph_events.image_bytes(graph_of_llama(config), SCHEME, m, 128) == pytest.approx(expected, rel=0.01)
+    assert graph_events.image_bytes(graph_of_config(config), SCHEME, m, 128) == pytest.approx(expected, rel=0.01)
 
 
 def bounds(name: str, machine, contexts) -> None:
@@ -213,7 +213,7 @@ def test_a_scan_waits_for_its_state():
 def test_a_choice_of_experts_is_waited_for():
     """Weights of a small model are loaded ahead where they are known, so that a linear waits for the array; an expert's load begins after the
     choice, so that it waits for memory."""
-    tiny = graph_of_llama(LlamaConfig(name="tiny", vocab=64, width=32, layers=4, heads=4, kv_heads=4, head_dim=16, ffn=96))
+    tiny = graph_of_config(LlamaConfig(name="tiny", vocab=64, width=32, layers=4, heads=4, kv_heads=4, head_dim=16, ffn=96))
     dense = step(tiny, SCHEME, load_machine("nano"), np.array([5]), logits=True).ops["up"]
     routed = step(with_experts(tiny, 4, 1), SCHEME, load_machine("nano"), np.array([5]), logits=True).ops["experts.up"]
     assert float(np.sum(dense.by_bound["memory"])) == 0 < float(np.sum(routed.by_bound["memory"]))

@@ -117,8 +117,8 @@ def test_show_and_what_else_refuses(capsys):
 
 
 def test_a_folder_of_another_family_has_no_operators(tmp_path):
-    with pytest.raises(UserError, match="GPT2LMHeadModel.*allowed is.*operators.*models show"):
-        read_hf_config(changed(tmp_path, "gpt2", {}))
+    with pytest.raises(UserError, match="MambaForCausalLM.*allowed is.*operators.*models show"):
+        read_hf_config(changed(tmp_path, "mamba-130m", {}))
 
 
 def test_a_config_file_is_no_model_to_run():

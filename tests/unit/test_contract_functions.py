@@ -167,7 +167,7 @@ def test_no_function_depends_on_the_batch():
 def test_scales_and_embedding():
     acc = np.array([2**24 + 1, -3], np.int32)
     assert functions.scale(acc, np.float32(0.5)).tolist() == [2.0**23, -1.5]
-    assert functions.score_scale(np.float32(3.0), 64) == np.float32(0.375)
+    assert functions.score_scale(np.float32(3.0), 1 / np.sqrt(64)) == np.float32(0.375)
     assert functions.embed(np.array([[3, -127]], np.int8), np.array([0.5], np.float32)).tolist() == [[1.5, -63.5]]
 
 

@@ -9,7 +9,7 @@ import pytest
 from headrace import cli
 from headrace.mapping.required import required_bytes, required_prefill_bytes
 from headrace.mapping.transforms import TRANSFORMS, Work
-from headrace.models.architectures.graph_llama_like import graph_of_llama
+from headrace.models.architectures.graph_of_config import graph_of_config
 from headrace.models.registry import model_config
 from headrace.models.scheme import load_scheme
 from headrace.sim.gpu import fp16_bytes
@@ -117,7 +117,7 @@ def test_required_bytes_are_those_of_the_detailed_way():
     for name in ("embedded", "smollm2-135m", "llama2-7b"):
         sizes = model_config(name)
         for batch in (1, 5):
-            work = Work(graph=graph_of_llama(sizes), batch=batch)
+            work = Work(graph=graph_of_config(sizes), batch=batch)
             assert list(work.decode_bytes(scheme, contexts)) == list(required_bytes(sizes, scheme, contexts, batch=batch))
             assert work.prefill_bytes(scheme, 17) == required_prefill_bytes(sizes, scheme, 17, batch=batch)
             assert list(work.decode_bytes(None, contexts)) == list(fp16_bytes(sizes, contexts, batch=batch))

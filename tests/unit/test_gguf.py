@@ -8,7 +8,7 @@ import pytest
 
 from headrace.models.errors import UserError
 from headrace.models.gguf_file import GgufFile
-from headrace.models.gguf_llama import half_split_rows, load_gguf, read_gguf_config
+from headrace.models.gguf_decoder import half_split_rows, load_gguf, read_gguf_config
 from headrace.models.quantise import quantise_model
 from headrace.models.scheme import load_scheme
 
@@ -88,12 +88,12 @@ def path(tmp_path):
     return tmp_path / "tiny.gguf"
 
 
-@pytest.mark.parametrize("linear", ["Q4_1", "Q8_0", "F16"])
+@pytest.mark.parametrize("linear", ["Q4_1", "Q4_0", "Q5_0", "Q8_0", "F16", "BF16"])
 def test_values_equal_the_gguf_packages(path, linear):
     stored = write(path, linear=linear)
     model = load_gguf(path)
     assert model.config.tie_embeddings and model.config.ffn == FFN and model.config.head_dim == HEAD_DIM
-    assert bool(model.codes) == (linear == "Q4_1")
+    assert bool(model.codes) == (linear in ("Q4_0", "Q4_1"))
 
     def reference(name):
         data, dtype = stored[name]
@@ -197,8 +197,8 @@ def test_lying_counts_are_refused_before_memory_is_taken(path):
 
 def test_unsupported_tensor_type_is_named(path):
     write(path)
-    patched(path, b"blk.0.ffn_up.weight", 4 + 16, struct.pack("<I", 12))
-    with pytest.raises(UserError, match="blk.0.ffn_up.weight has type Q4_K; allowed are F32, F16, Q4_1, Q8_0"):
+    patched(path, b"blk.0.ffn_up.weight", 4 + 16, struct.pack("<I", 15))
+    with pytest.raises(UserError, match="blk.0.ffn_up.weight has type Q8_K; allowed are F32, F16, BF16, Q4_0, Q4_1"):
         load_gguf(path)
 
 
@@ -218,9 +218,9 @@ def test_block_scale_that_is_not_finite(path):
         ({"embedding_length": 72}, "shape"), ({"attention.head_count": 5}, "multiple of llama.attention.head_count"),
         ({"attention.head_count": 0}, "head_count"), ({"expert_count": 8}, "llama.expert_count = 8; allowed is 0"),
         ({"block_count": 3}, "blk.2.attn_norm.weight is missing"), ({"block_count": None}, "llama.block_count is missing"),
-        ({"block_count": 1}, "not part of a plain llama model"), ({"rope.dimension_count": 8}, "rope.dimension_count = 8"),
-        ({"rope.scaling.type": "yarn"}, "scaling.type = 'yarn'"), ({"tokenizer.model": "llama"}, "allowed is 'gpt2'"),
-        ({"tokenizer.pre": "qwen2"}, "'qwen2' is not supported; allowed: gpt-2, smollm"), ({"block_count": 1 << 31}, "layers"),
+        ({"block_count": 1}, "not part of this llama model"), ({"rope.dimension_count": 8}, "rope.dimension_count = 8"),
+        ({"rope.scaling.type": "yarn"}, "scaling.type = 'yarn'"), ({"tokenizer.model": "bert"}, "allowed are 'gpt2'"),
+        ({"tokenizer.pre": "default"}, "'default' is not supported; allowed: gpt-2, llama-bpe, qwen2, smollm"), ({"block_count": 1 << 31}, "layers"),
     ],
 )
 def test_fields_that_do_not_fit_are_named(path, fields, message):
@@ -233,8 +233,8 @@ def test_missing_and_extra_tensors(path):
     write(path, drop=("blk.1.attn_v",))
     with pytest.raises(UserError, match="blk.1.attn_v.weight is missing"):
         load_gguf(path)
-    write(path, extra={"rope_freqs": (8,)})
-    with pytest.raises(UserError, match="rope_freqs.weight"):
+    write(path, extra={"rope_factors_long": (8,)})
+    with pytest.raises(UserError, match="rope_factors_long.weight"):
         load_gguf(path)
     assert read_gguf_config(path).layers == LAYERS
 
@@ -245,9 +245,9 @@ def test_other_files_and_architectures(tmp_path, path):
         load_gguf(tmp_path / "x.gguf")
     with pytest.raises(UserError, match="cannot be read"):
         load_gguf(tmp_path / "absent.gguf")
-    writer = gguf.GGUFWriter(path, "qwen2")
+    writer = gguf.GGUFWriter(path, "mamba")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UserError, match="general.architecture = 'qwen2'; allowed is 'llama'"):
+    with pytest.raises(UserError, match="general.architecture = 'mamba'; allowed are llama, qwen2, qwen3, gpt2, gemma2, gemma3"):
         load_gguf(path)

