@@ -323,7 +323,7 @@ TRANSFORMS: dict[str, type[Transform]] = {
 }  # fmt: skip
 
 
-ONCE = ("batch", "kv-quantisation", "early-exit", "speculative", "chunked-prefill")
+ONCE = ("batch", "kv-quantisation", "sparse-attention", "token-pruning", "early-exit", "speculative", "chunked-prefill")
 """A second one would put the first out of use."""
 
 

@@ -172,7 +172,7 @@ def test_speculation_is_said(capsys, tmp_path):
     assert counts["lm_head"] == pytest.approx(4 * 4 / 1.875) and counts["draft.lm_head"] == pytest.approx(4 * 3 / 1.875)
     assert "4 passes and reads the weights as often" in d["note"]
     status, out, _ = run(capsys, "estimate", "embedded", "nano", "--context", "9", "--transform", text)
-    assert status == 0 and "1.875 tokens a verification" in out
+    assert status == 0 and "1.875 tokens a verification" in out and "graph of LlamaForCausalLM, speculative" in out
 
 
 def test_gpu_rooflines_read_weights_once_a_verification(capsys):
