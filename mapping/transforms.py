@@ -323,6 +323,10 @@ TRANSFORMS: dict[str, type[Transform]] = {
 }  # fmt: skip
 
 
+ONCE = ("batch", "kv-quantisation", "sparse-attention", "token-pruning", "early-exit", "speculative", "chunked-prefill")
+"""A second one would put the first out of use."""
+
+
 def parse_transform(text: str) -> tuple[str, Transform]:
     """(name, transform) of ``NAME:key=value,...``. UserError naming what is allowed."""
     name, _, rest = text.partition(":")
@@ -352,10 +356,14 @@ def _number(text: str) -> object:
 
 
 def apply_transforms(graph: OperatorGraph, texts, batch: int = 1) -> tuple[Work, list[dict[str, object]]]:
-    """(the work, the document's list of transforms): applied in the order given."""
+    """(the work, the document's list of transforms): applied in the order given. batch: of `--batch`."""
     work, applied = Work(graph=graph, batch=batch), []
     for text in texts:
         name, transform = parse_transform(text)
+        if name in ONCE and any(name == earlier["name"] for earlier in applied):
+            raise UserError(f"--transform {name}: is given twice; allowed is once")
+        if name == "batch" and batch not in (1, transform.size):
+            raise UserError(f"--transform batch: size = {transform.size}, but --batch {batch}; allowed is one of them")
         work = transform.apply(work)
         applied.append({"name": name, **transform.model_dump(by_alias=True), "source": type(transform).source})
     return work, applied

@@ -26,6 +26,16 @@ def _needs_attention(graph: OperatorGraph, transform: str) -> None:
         raise UserError(f"model {graph.name}: transform {transform} needs a decoder with attention; {graph.architecture} is none")
 
 
+FACTORS, PRUNING = "linears in two factors", "token pruning"
+
+
+def _comes_first(graph: OperatorGraph, transform: str, *labels: str) -> None:
+    """Refuse what would have to rewrite what an earlier transform made."""
+    for label, name in ((FACTORS, "low-rank"), (PRUNING, "token-pruning")):
+        if label in labels and label in graph.added:
+            raise UserError(f"model {graph.name}: transform {transform} comes after {name}; allowed is before it")
+
+
 def _runs(graph: OperatorGraph) -> list[tuple[int, list[Op]]]:
     """(layer, its operators) in order; layer -1 comes before the layers and after them."""
     return [(layer, list(ops)) for layer, ops in groupby(graph.operators, key=lambda op: op.layer)]
@@ -54,6 +64,7 @@ def with_kv_heads(graph: OperatorGraph, kv_heads: int) -> OperatorGraph:
     """Grouped-query attention (Ainslie et al. 2023, GQA, section 2.2), with one head multi-query (Shazeer 2019): query heads share keys and
     values, so that the cache and the key and value linears shrink."""
     _needs_attention(graph, "gqa")
+    _comes_first(graph, "gqa", FACTORS)
     sizes = {op.layer: op for op in graph.operators if op.kind == "kv_append"}
     found = []
     for op in graph.operators:
@@ -79,6 +90,7 @@ def with_kv_heads(graph: OperatorGraph, kv_heads: int) -> OperatorGraph:
 def with_experts(graph: OperatorGraph, experts: int, active: int, ffn: int | None = None) -> OperatorGraph:
     """A mixture of experts in every layer's gated MLP (Shazeer et al. 2017; Fedus et al. 2022, Switch Transformers, section 2): `experts`
     MLPs of inner width `ffn` (None: the model's), of which a token takes `active`."""
+    _comes_first(graph, "moe", FACTORS, PRUNING)
     if not 1 <= active <= experts:
         raise _refuse(graph, "active", active, f"1 to the {experts} experts")
     found: list[Op] = []
@@ -131,7 +143,7 @@ def pruned_tokens(graph: OperatorGraph, keep: float, first: int) -> OperatorGrap
     if not 0 <= first < graph.layers:
         raise _refuse(graph, "from", first, f"0 to {graph.layers - 1}")
     found = [replace(op, keep=keep ** (op.layer - first + 1)) if op.layer >= first else op for op in graph.operators]
-    return graph.with_operators(found, added=(*graph.added, "token pruning"))
+    return graph.with_operators(found, added=(*graph.added, PRUNING))
 
 
 def low_rank(graph: OperatorGraph, names: Iterable[str], rank: int) -> OperatorGraph:
@@ -161,7 +173,7 @@ def low_rank(graph: OperatorGraph, names: Iterable[str], rank: int) -> OperatorG
             Op(kind="quantise", name=f"quantise_{op.name}.a", layer=op.layer, inputs=(f"{op.output}.a",), output=f"{op.output}.aq", shape=inner),
             replace(op, name=f"{op.name}.b", inputs=(f"{op.output}.aq", *op.inputs[1:]), tensors=(b,)),
         ]
-    return graph.with_operators(found, added=(*graph.added, "linears in two factors"))
+    return graph.with_operators(found, added=(*graph.added, FACTORS))
 
 
 ATTENTION_NAMES = frozenset({
@@ -174,6 +186,7 @@ def with_state_space(graph: OperatorGraph, attention_every: int, state: int = 16
     """Mamba mixers (Gu and Dao 2023, section 3.4) in the place of attention, but in every `attention_every`-th layer (0: in all), as in Jamba
     (Lieber et al. 2024, section 3): their state does not grow with the context."""
     _needs_attention(graph, "state-space")
+    _comes_first(graph, "state-space", FACTORS, PRUNING)
     found: list[Op] = []
     for layer, ops in _runs(graph):
         if layer < 0 or (attention_every and (layer + 1) % attention_every == 0):
@@ -246,7 +259,7 @@ def _cached_alone(ops: list[Op], state: str) -> list[Op]:
     for op in ops:
         if op.output not in needed:
             continue
-        if op.name.removesuffix(".bias") == "qkv" and op.kind in ("linear", "bias"):
+        if op.name in ("qkv", "qkv.b", "qkv.bias"):
             op = _resized(op, 2 * append.kv_heads * append.head_dim)
         found.append(replace(op, inputs=tuple(name if name in made else state for name in op.inputs)))
     return found

@@ -1,6 +1,7 @@
 """`headrace estimate` and `compare` of any architecture, and of transforms: keys, bounds, sums, agreement with the detailed way, refusals."""
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -171,7 +172,7 @@ def test_speculation_is_said(capsys, tmp_path):
     assert counts["lm_head"] == pytest.approx(4 * 4 / 1.875) and counts["draft.lm_head"] == pytest.approx(4 * 3 / 1.875)
     assert "4 passes and reads the weights as often" in d["note"]
     status, out, _ = run(capsys, "estimate", "embedded", "nano", "--context", "9", "--transform", text)
-    assert status == 0 and "1.875 tokens a verification" in out
+    assert status == 0 and "1.875 tokens a verification" in out and "graph of LlamaForCausalLM, speculative" in out
 
 
 def test_gpu_rooflines_read_weights_once_a_verification(capsys):
@@ -241,6 +242,40 @@ def test_sizes_at_the_limits_do_not_wrap_around(capsys, tmp_path):
     d = estimate(capsys, path, "--context", str(1 << 20), "--batch", str(1 << 20), "--by-op")
     scores = next(op for op in d["ops"] if op["name"] == "scores")
     assert scores["macs"] == 2 ** (20 + 12 + 20 + 20)
+
+
+RANDOM = (
+    "batch:size={n}", "gqa:kv_heads={n}", "moe:experts=8,active={n},ffn=256", "kv-quantisation:bits={bits}", "sparse-attention:window={n}",
+    "sparse-attention:window={n},sinks=3,stride={n}", "sparse-attention:block={n},blocks=2,sinks=5", "token-pruning:keep=0.{digit},from={few}",
+    "low-rank:linears={linear},rank={n}", "state-space:attention_every={few}", "early-exit:exits=1:0.{digit}",
+    "speculative:draft={draft},k={n},acceptance=0.{digit}", "chunked-prefill:chunk={n},decodes={few}",
+)  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(8))
+def test_random_models_and_transforms_are_estimated_or_refused(capsys, tmp_path, seed):
+    """Bounds are asserted inside; a refusal is one line. The seed is in the test's name."""
+    generator, answered = random.Random(seed), 0
+    for _ in range(40):
+        name = generator.choice([path.stem for path in CONFIGS.glob("*.json")])
+        path, draft = config(tmp_path, name, generator.randint(1, 4)), tmp_path / "draft.json"
+        draft.write_text((Path(path) / "config.json").read_text())
+        arguments = []
+        for text in generator.choices(RANDOM, k=generator.randint(0, 3)):
+            values = {"n": generator.choice([1, 2, 3, 4, 8, 16, 64]), "bits": generator.choice([2, 4, 8, 16]), "digit": generator.randint(0, 9),
+                      "few": generator.randint(0, 2), "linear": generator.choice(["q", "up", "o", "qkv", "down", "in", "key"])}  # fmt: skip
+            arguments += ["--transform", text.format(draft=draft, **values)]
+        arguments += generator.choice([["--context", "17"], ["--prefill", "9", "--decode", "3", "--by-op"], ["--prefill", "7"]])
+        status, out, err = run(capsys, "estimate", path, generator.choice(["nano", "micro", "milli"]), *arguments, "--json")
+        assert status in (0, 2) and err.count("\n") == (status == 2), arguments
+        answered += status == 0
+        if status == 0:
+            d = json.loads(out)
+            parts = [d[part] for part in ("prefill", "decode", "step") if d.get(part)]
+            assert all(part["cycles"] > 0 and part["energy_j"] > 0 for part in parts)
+            assert all(0 <= value <= 1 for part in parts for value in part["utilisation"].values())
+    assert answered >= 10
 
 
 def test_tables(capsys, tmp_path):

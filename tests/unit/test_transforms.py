@@ -20,6 +20,7 @@ from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig
 from headrace.models.operators import Lengths
 from headrace.models.scheme import load_scheme
+from headrace.models.transforms import exit_after
 
 CONFIGS = Path(__file__).parents[1] / "data" / "hf_configs"
 SCHEME = load_scheme("w8a8kv8")
@@ -254,6 +255,18 @@ def test_the_order_is_kept():
     assert next(op for op in first.operators if op.name == "k.b").matrix.shape == (32, 8)
     with pytest.raises(UserError, match="linears = k"):
         work("low-rank:linears=k,rank=8", "low-rank:linears=k,rank=4")
+    low_rank, pruning = "low-rank:linears=k,rank=8", "token-pruning:keep=0.5,from=0"
+    for first, second in ((low_rank, "gqa:kv_heads=2"), (low_rank, "moe:experts=2,active=1"), (low_rank, "state-space:attention_every=0"),
+                          (pruning, "moe:experts=2,active=1"), (pruning, "state-space:attention_every=0")):  # fmt: skip
+        with pytest.raises(UserError, match="allowed is before it"):
+            work(first, second)
+
+
+def test_a_fused_factor_is_cut_to_keys_and_values_where_a_layer_is_left_out():
+    graph = work("low-rank:linears=qkv,rank=64", graph=read_graph(CONFIGS / "gpt2.json")).graph
+    left = exit_after(graph, 11)
+    outputs = [op.matrix.shape[0] for op in left.operators if op.name == "qkv.b"]
+    assert outputs == [3 * 768] * 11 + [2 * 768]
 
 
 EXAMPLES = {
@@ -323,6 +336,14 @@ def test_what_does_not_go_together(tmp_path):
         work("state-space:attention_every=2", "early-exit:exits=1:0.5")
     with pytest.raises(UserError, match="gated MLP"):
         work("moe:experts=2,active=1", graph=read_graph(CONFIGS / "gpt2.json"))
+
+
+def test_contradictions_are_refused():
+    with pytest.raises(UserError, match="given twice"):
+        work("kv-quantisation:bits=4", "kv-quantisation:bits=2")
+    with pytest.raises(UserError, match="size = 2, but --batch 3"):
+        work("batch:size=2", batch=3)
+    assert work("batch:size=3", batch=3).batch == 3
 
 
 def test_parsed_values_keep_their_types():
