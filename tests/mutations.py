@@ -32,6 +32,7 @@ TIME_LIMIT_S = 10
 MEMORY_LIMIT_BYTES = 2 << 30
 TEXT = "The wheel turns 12 times,  it's \u00e9 \u4f60\u597d \U0001f600\n\tx"
 CONFIGS = Path(__file__).parent / "data" / "hf_configs"
+SAVED_CONFIGS = Path(__file__).parent / "data" / "hf_logits"
 
 NUMBERS = [0, 1, 2, 3, 7, 31, 255, 1 << 15, (1 << 16) + 1, 1 << 20, (1 << 22) + 1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, 1 << 62, (1 << 64) - 1]
 # Raw JSON values, some of which no writer would write.
@@ -392,8 +393,9 @@ def mutate_safetensors(rng: random.Random, folder: Path, sharded: bool) -> Path:
 
 
 def mutate_config(rng: random.Random, folder: Path) -> Path:
-    base = rng.choice([CONFIG, *sorted(CONFIGS.glob("*.json"))])
+    base = rng.choice([CONFIG, *sorted(CONFIGS.glob("*.json")), *sorted(SAVED_CONFIGS.glob("*.json"))])
     document = json.loads(base.read_text()) if isinstance(base, Path) else base
+    document = document.get("config", document)  # of a file with logits
     (folder / "config.json").write_bytes(mutated_json(rng, document))
     return folder
 
