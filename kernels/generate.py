@@ -12,7 +12,7 @@ from headrace.kernels.contract import constants as c
 from headrace.kernels.packing import GROUP_BYTES, WIDTHS
 from headrace.models.errors import UserError
 from headrace.models.graph import LINEAR_NAMES, LlamaConfig, require_plain_llama
-from headrace.models.scheme import Scheme
+from headrace.models.scheme import Scheme, refuse_single_tensors
 
 KERNEL_FILE = Path(__file__).with_name("linear_w4a8.py")
 FUNCTIONS = ("_flush", "mul_f32", "_decode", "_accumulate", "linear_kernel")
@@ -64,6 +64,7 @@ def linear_shapes(config: LlamaConfig, scheme: Scheme, *, block_n: int | None = 
         raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n} has no kernel; allowed is {scheme.sparsity.m} (dense)")
     if scheme.activation_bits != 8:
         raise UserError(f"scheme {scheme.name}: activation_bits = {scheme.activation_bits} has no kernel; allowed is 8")
+    refuse_single_tensors(scheme, "a kernel module")
     sizes = [(name, *config.linear_shape(name), scheme.bits_of(name)) for name in LINEAR_NAMES]
     sizes.append(("lm_head", config.vocab, config.width, scheme.lm_head_bits))
     shapes = []

@@ -44,6 +44,7 @@ class PackedLinear:
 
 def pack_linear(linear: QuantisedLinear) -> PackedLinear:
     """Pack codes of 4 or 8 bits. Raises ValueError for other widths, codes out of range or K beyond exact int32 sums."""
+    linear = linear.in_groups_of_32()
     outputs, inputs = linear.codes.shape
     if linear.bits not in WIDTHS:
         raise ValueError(f"codes of {linear.bits} bits have no kernel; allowed are {', '.join(map(str, WIDTHS))}")

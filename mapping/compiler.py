@@ -103,6 +103,7 @@ def _words(machine: Machine, array: np.ndarray) -> np.ndarray:
 
 
 def _pack(machine: Machine, linear: QuantisedLinear) -> np.ndarray:
+    linear = linear.in_groups_of_32()
     return pack_stream(machine, linear.codes, linear.bits, linear.row_scale, linear.mult, linear.off)
 
 

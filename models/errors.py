@@ -13,7 +13,9 @@ class UserError(Exception):
 
     def __init__(self, message: str):
         line = " ".join(str(message).split())
-        super().__init__(line if len(line) <= MAX_LINE else line[:MAX_LINE] + " ...")
+        line = line if len(line) <= MAX_LINE else line[:MAX_LINE] + " ..."
+        # A name out of a file may hold what a terminal obeys.
+        super().__init__("".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line))
 
 
 class ToolError(RuntimeError):

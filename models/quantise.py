@@ -6,7 +6,8 @@ depend on the processor.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig
 from headrace.models.model import GroupCodes, Model
-from headrace.models.scheme import GROUP_SHIFT, Scheme, matrix_bytes
+from headrace.models.scheme import BLOCK, GROUP_SHIFT, Scheme, matrix_bytes, sparse_bytes
 from headrace.models.tokenizer import Tokenizer
 
 GROUP = 32
@@ -35,6 +36,9 @@ class QuantisedLinear:
     codes along K (the last group is short when 32 does not divide K); `shift` as the contract fixes it for `bits`.
     8 bits: codes int8 [N, K] in +-127; mult and off are [N, 0], shift is 0.
     row_scale: float32 [N].
+    group: stored codes that share mult and off. kept: bool [N, K], False where a pruned weight is 0 and no code is stored
+    (its entry in `codes` is 0); None where every weight is stored. Groups count stored codes along the row. index_share: rows that
+    share one index of kept columns.
     """
 
     codes: np.ndarray
@@ -43,6 +47,9 @@ class QuantisedLinear:
     shift: int
     bits: int
     row_scale: np.ndarray
+    group: int = GROUP
+    kept: np.ndarray | None = None
+    index_share: int = 1
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -50,19 +57,36 @@ class QuantisedLinear:
 
     @property
     def required_bytes(self) -> int:
-        """Bytes that a pass must read once: codes, metadata and row scales, no padding."""
-        return matrix_bytes(*self.codes.shape, self.bits, GROUP)
+        """Bytes that a pass must read once: codes, metadata, indices and row scales, no padding."""
+        if self.kept is None:
+            return matrix_bytes(*self.codes.shape, self.bits, self.group)
+        return sparse_bytes(block_counts(self.kept, self.index_share), self.codes.shape[0], self.bits, self.group, self.index_share)
 
     def int8(self) -> np.ndarray:
         """The w8 grid, int8 [N, K] in +-127: `clip((code * mult + off + half) >> shift, -127, 127)`."""
         if self.bits == 8:
             return self.codes
-        columns = self.codes.shape[1]
         # 63 * 255 + 2047 + 8 < 2**15: int16 holds every intermediate.
-        mult = np.repeat(self.mult.astype(np.int16), GROUP, axis=1)[:, :columns]
-        off = np.repeat(self.off + np.int16(1 << (self.shift - 1)), GROUP, axis=1)[:, :columns]
-        grid = (self.codes.astype(np.int16) * mult + off) >> self.shift
-        return np.clip(grid, -MAX_W8, MAX_W8).astype(np.int8)
+        mult = self._spread(self.mult.astype(np.int16))
+        off = self._spread(self.off + np.int16(1 << (self.shift - 1)))
+        grid = np.clip((self.codes.astype(np.int16) * mult + off) >> self.shift, -MAX_W8, MAX_W8).astype(np.int8)
+        return grid if self.kept is None else np.where(self.kept, grid, np.int8(0))
+
+    def _spread(self, values: np.ndarray) -> np.ndarray:
+        """Values of groups to the elements [N, K] that they hold for."""
+        if self.kept is not None:
+            return np.take_along_axis(values, stored_groups(self.kept, self.group), axis=1)
+        return np.repeat(values, self.group, axis=1)[:, : self.codes.shape[1]]
+
+    def in_groups_of_32(self) -> QuantisedLinear:
+        """The same values with metadata for every 32 codes, which is what machines and kernels decode. Raises UserError for sparse ones."""
+        if self.kept is not None:
+            raise UserError("sparse weights: machines of version 1 and kernels decode dense ones")
+        if self.group == GROUP or self.bits == 8:
+            return self
+        groups = -(-self.codes.shape[1] // GROUP)
+        mult, off = (np.repeat(values, self.group // GROUP, axis=1)[:, :groups] for values in (self.mult, self.off))
+        return replace(self, mult=mult, off=off, group=GROUP)
 
     def dequantised(self) -> np.ndarray:
         """float32 [N, K]: grid times row scale."""
@@ -105,6 +129,26 @@ class QuantisedModel:
         return sum(4 * tensor.size if isinstance(tensor, np.ndarray) else tensor.required_bytes for tensor in found)
 
 
+def stored_groups(kept: np.ndarray, group: int) -> np.ndarray:
+    """int32 [N, K]: the group that an element's code falls into, counting stored codes along its row. kept: bool [N, K]."""
+    return (np.maximum(np.cumsum(kept, axis=1, dtype=np.int32) - 1, 0) // group).astype(np.int32)
+
+
+def block_counts(kept: np.ndarray, index_share: int) -> np.ndarray:
+    """Codes that a row keeps in each 16 x 16 block, int64 [ceil(N / 16), ceil(K / 16)]. kept: bool [N, K].
+
+    Raises ValueError where rows of a block keep different numbers, or rows that share an index different columns.
+    """
+    rows, columns = kept.shape
+    padded = np.pad(kept, ((0, -rows % BLOCK), (0, -columns % BLOCK)))
+    if rows % index_share or (kept.reshape(rows // index_share, index_share, columns) != kept[::index_share, None]).any():
+        raise ValueError(f"rows that share an index in groups of {index_share} keep different columns")
+    counts = padded.reshape(len(padded) // BLOCK, BLOCK, -1, BLOCK).sum(axis=3)
+    if (counts[:, :1] != np.where(np.arange(len(padded)).reshape(-1, BLOCK, 1) < rows, counts, counts[:, :1])).any():
+        raise ValueError("rows of a 16 x 16 block keep different numbers of weights")
+    return counts[:, 0]
+
+
 def rope_tables(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
     """(cos, sin), float32 [max_positions, head_dim / 2]: angle = t * (theta**(-2i / head_dim) / divisor), all in float64."""
     return _rope_tables(config, config.rope_theta, config.rope_divisors)
@@ -128,7 +172,7 @@ def _rope_tables(config: LlamaConfig, theta: float, divisors: tuple[float, ...])
 
 def quantise_rows(weight: np.ndarray) -> QuantisedLinear:
     """8 bits, one scale per row: w8 = rint(w / row_scale), row_scale = absmax / 127 in float32. weight: float32 [N, K]."""
-    row_scale = _row_scale(np.abs(weight).max(axis=1))
+    row_scale = row_scale_of(np.abs(weight).max(axis=1))
     divisor = np.where(row_scale == 0, np.float32(np.inf), row_scale)[:, None]
     grid = np.divide(weight, divisor, dtype=np.float32)
     np.clip(np.rint(grid, out=grid), -MAX_W8, MAX_W8, out=grid)
@@ -139,26 +183,26 @@ def quantise_rows(weight: np.ndarray) -> QuantisedLinear:
     )
 
 
-def quantise_groups(weight: np.ndarray, bits: int) -> QuantisedLinear:
-    """Round to nearest, `bits` bits in groups of 32 along K between each group's minimum and maximum. weight: float32 [N, K].
+def quantise_groups(weight: np.ndarray, bits: int, group: int = GROUP) -> QuantisedLinear:
+    """Round to nearest, `bits` bits in groups of `group` along K between each group's minimum and maximum. weight: float32 [N, K].
 
     mult and off are fixed first, on the integer grid; codes are then the nearest to the weight on that very grid, so that the
     rounding of mult and off costs nothing twice.
     """
     shift, top = GROUP_SHIFT[bits], (1 << bits) - 1
     n, k = weight.shape
-    row_scale = _row_scale(np.abs(weight).max(axis=1))
-    groups = -(-k // GROUP)
-    padded = np.pad(weight, ((0, 0), (0, groups * GROUP - k)), mode="edge").reshape(n, groups, GROUP)
+    row_scale = row_scale_of(np.abs(weight).max(axis=1))
+    groups = -(-k // group)
+    padded = np.pad(weight, ((0, 0), (0, groups * group - k)), mode="edge").reshape(n, groups, group)
     unit = _divisor(row_scale) / (1 << shift)
     low, high = padded.min(axis=2) / unit, padded.max(axis=2) / unit
     mult = np.clip(np.rint((high - low) / top), 1, MAX_MULT)
     off = np.clip(np.rint((high + low - mult * top) / 2), MIN_OFF, MAX_OFF)
     codes = np.clip(np.rint((padded / unit[:, :, None] - off[:, :, None]) / mult[:, :, None]), 0, top)
-    codes = codes.astype(np.uint8).reshape(n, groups * GROUP)[:, :k]
+    codes = codes.astype(np.uint8).reshape(n, groups * group)[:, :k]
     return QuantisedLinear(
         codes=np.ascontiguousarray(codes), mult=mult.astype(np.uint8), off=off.astype(np.int16), shift=shift, bits=bits,
-        row_scale=row_scale,
+        row_scale=row_scale, group=group,
     )
 
 
@@ -182,7 +226,7 @@ def quantise_codes(source: GroupCodes) -> QuantisedLinear:
     absmax = np.maximum(np.abs(lowest), np.abs(highest)).max(axis=1)
     # A wider row scale where 8 * step / s > 255, or 8 * offset / s (moved by mult's rounding, <= 8) leaves 12 bits.
     reach = np.maximum(step.max(axis=1) * (1 << shift) / MAX_MULT, np.abs(offset).max(axis=1) * (1 << shift) / (MAX_OFF - 8))
-    row_scale = _row_scale(np.maximum(absmax, reach * MAX_W8).astype(np.float32))
+    row_scale = row_scale_of(np.maximum(absmax, reach * MAX_W8).astype(np.float32))
     unit = _divisor(row_scale) / (1 << shift)
     ideal = step / unit
     mult = np.clip(np.rint(ideal), 0, MAX_MULT)
@@ -194,22 +238,31 @@ def quantise_codes(source: GroupCodes) -> QuantisedLinear:
     )
 
 
-def quantise_model(model: Model, scheme: Scheme) -> QuantisedModel:
-    """Compress `model`. Raises UserError for what the numeric contract does not cover."""
+Rounding = Callable[[str, np.ndarray], QuantisedLinear]
+"""From a linear's name ("layers.3.q") and float32 weights to its codes."""
+
+
+def quantise_model(model: Model, scheme: Scheme, rounding: Rounding | None = None) -> QuantisedModel:
+    """Compress `model`: its linears by `rounding`, or to the nearest codes. Raises UserError for what the numeric contract does not cover."""
     for field, value, allowed in (
         ("activation_bits", scheme.activation_bits, 8), ("kv_bits", scheme.kv_bits, 8),
     ):
         if value != allowed:
             raise UserError(f"scheme {scheme.name}: {field} = {value}; weights can be compressed only with {field} = {allowed}")
-    if scheme.sparsity is not None and scheme.sparsity.n != scheme.sparsity.m:
-        raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n}; pruning of weights is not built, allowed is 16")
+    if rounding is None and scheme.sparsity is not None and scheme.sparsity.n != scheme.sparsity.m:
+        raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n}; pruning needs calibration (`headrace compress`), allowed here is 16")
     config = model.config
     layers = []
     for index in range(config.layers):
         layer: dict[str, QuantisedLinear | np.ndarray] = {}
         for name, shape in config.layer_shapes().items():
             whole = f"layers.{index}.{name}"
-            layer[name] = _quantise_linear(model, whole, scheme.bits_of(name)) if len(shape) == 2 else finite_weight(model, whole)
+            if len(shape) == 1:
+                layer[name] = finite_weight(model, whole)
+            elif rounding is None:
+                layer[name] = _quantise_linear(model, whole, scheme.bits_of_tensor(whole), scheme.group)
+            else:
+                layer[name] = rounding(whole, finite_weight(model, whole))
         layers.append(layer)
     embedding = quantise_rows(finite_weight(model, "embedding"))
     lm_head = embedding if config.tie_embeddings else quantise_rows(finite_weight(model, "lm_head"))
@@ -223,11 +276,11 @@ def quantise_model(model: Model, scheme: Scheme) -> QuantisedModel:
     )
 
 
-def _quantise_linear(model: Model, name: str, bits: int) -> QuantisedLinear:
-    if bits == 4 and name in model.codes:
+def _quantise_linear(model: Model, name: str, bits: int, group: int) -> QuantisedLinear:
+    if bits == 4 and group == GROUP and name in model.codes:
         return quantise_codes(model.codes[name])
     weight = finite_weight(model, name)
-    return quantise_rows(weight) if bits == 8 else quantise_groups(weight, bits)
+    return quantise_rows(weight) if bits == 8 else quantise_groups(weight, bits, group)
 
 
 def finite_weight(model: Model, name: str) -> np.ndarray:
@@ -238,7 +291,7 @@ def finite_weight(model: Model, name: str) -> np.ndarray:
     return weight
 
 
-def _row_scale(absmax: np.ndarray) -> np.ndarray:
+def row_scale_of(absmax: np.ndarray) -> np.ndarray:
     """absmax / 127 in float32 [N]; 0 where that would be subnormal."""
     scale = absmax.astype(np.float32) / np.float32(MAX_W8)
     return np.where(scale < MIN_ROW_SCALE, np.float32(0), scale)

@@ -24,6 +24,7 @@ from headrace.models.gguf_decoder import load_gguf, read_gguf_config
 from headrace.models.graph import LlamaConfig
 from headrace.models.hf import load_hf, read_hf_config
 from headrace.models.model import Model
+from headrace.models.packed import is_packed, read_packed_config
 
 CHUNK_BYTES = 1 << 20
 DOWNLOAD_TIMEOUT_S = 3600
@@ -129,6 +130,8 @@ def weights_path(entry: ModelEntry) -> Path | None:
 
 def load_model(name_or_path: str | Path) -> Model:
     """A model with its weights: a name of configs/models, a Hugging Face folder, or a GGUF file."""
+    if is_packed(name_or_path):
+        raise UserError(f"{name_or_path}: holds codes, no weights; allowed here is a model with weights")
     path = model_path(name_or_path)
     if path is not None:
         return load_hf(path) if path.is_dir() else load_gguf(_gguf(path))
@@ -146,6 +149,8 @@ def load_model(name_or_path: str | Path) -> Model:
 
 def model_config(name_or_path: str | Path) -> LlamaConfig:
     """Sizes alone: needs no weights for a name of configs/models, and reads none from a folder or file."""
+    if is_packed(name_or_path):
+        return read_packed_config(name_or_path)[0]
     path = model_path(name_or_path)
     if path is not None:
         return read_hf_config(path) if path.is_dir() else read_gguf_config(_gguf(path))

@@ -10,6 +10,7 @@ import json
 import math
 import mmap
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ MAX_DEPTH = 64
 MAX_COMMAS = 1 << 21  # an empty list takes twenty times the memory of its text; a tokenizer.json of 262,144 tokens has 1.3 million
 MAX_NAME = 255  # of a file, on the file systems in use
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_SIZES = {**ITEM_BYTES, "U8": 1, "I8": 1, "I16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +54,10 @@ def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> dict:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     if len(raw) > limit:
         raise UserError(f"{path}: is larger than the {limit} bytes allowed")
-    return _parse_object(raw, str(path))
+    return parse_object(raw, str(path))
 
 
-def _parse_object(raw: bytes, source: str) -> dict:
+def parse_object(raw: bytes, source: str) -> dict:
     if raw.count(b",") > MAX_COMMAS:
         raise UserError(f"{source}: holds more than the {MAX_COMMAS} values allowed")
     try:
@@ -88,8 +90,22 @@ def _check_depth(document: dict, source: str) -> None:
     raise UserError(f"{source}: is nested deeper than the {MAX_DEPTH} levels allowed")
 
 
-def open_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """Name -> tensor of one file. Raises UserError when the header claims what the file does not hold."""
+def open_safetensors(path: Path, types: Mapping[str, object] = ITEM_BYTES) -> dict[str, StoredTensor]:
+    """Name -> tensor of one file, of the element types allowed. Raises UserError when the header claims what the file does not hold."""
+    data, header, base = _open(path)
+    return {name: _stored(path, data, name, entry, base, len(data), types) for name, entry in header.items() if name != "__metadata__"}
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The texts that a file keeps beside its tensors."""
+    metadata = _open(path)[1].get("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise UserError(f"{path}: __metadata__ is not an object of texts")
+    return metadata
+
+
+def _open(path: Path) -> tuple[mmap.mmap, dict, int]:
+    """(the file's bytes, its header, where data start)."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -101,25 +117,22 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
     (header_bytes,) = struct.unpack_from("<Q", data, 0)
     if header_bytes > min(size - 8, MAX_HEADER_BYTES):
         raise UserError(f"{path}: header claims {header_bytes} bytes; allowed are {min(size - 8, MAX_HEADER_BYTES)} (truncated?)")
-    header = _parse_object(data[8 : 8 + header_bytes], f"{path}: header")
-    base = 8 + header_bytes
-    return {
-        name: _stored(path, data, name, entry, base, size) for name, entry in header.items() if name != "__metadata__"
-    }
+    header = parse_object(data[8 : 8 + header_bytes], f"{path}: header")
+    return data, header, 8 + header_bytes
 
 
-def _stored(path: Path, data: mmap.mmap, name: str, entry: object, base: int, size: int) -> StoredTensor:
+def _stored(path: Path, data: mmap.mmap, name: str, entry: object, base: int, size: int, types: Mapping[str, object]) -> StoredTensor:
     def counts(value: object) -> bool:
         return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
     if not isinstance(entry, dict) or not counts(entry.get("shape")) or not counts(entry.get("data_offsets")):
         raise UserError(f"{path}: tensor {name[:60]!r} lacks a shape or data_offsets of whole numbers")
     dtype, shape, offsets = entry.get("dtype"), tuple(entry["shape"]), entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise UserError(f"{path}: tensor {name[:60]!r} has dtype {str(dtype)[:20]!r}; allowed are {', '.join(ITEM_BYTES)}")
+    if not isinstance(dtype, str) or dtype not in types:
+        raise UserError(f"{path}: tensor {name[:60]!r} has dtype {str(dtype)[:20]!r}; allowed are {', '.join(types)}")
     if len(offsets) != 2 or not offsets[0] <= offsets[1] <= size - base:
         raise UserError(f"{path}: tensor {name[:60]!r} claims data_offsets {offsets[:3]}; allowed are 0 to {size - base} (truncated?)")
-    if len(shape) > 8 or math.prod(shape) * ITEM_BYTES[dtype] != offsets[1] - offsets[0]:
+    if len(shape) > 8 or math.prod(shape) * _SIZES[dtype] != offsets[1] - offsets[0]:
         raise UserError(
             f"{path}: tensor {name[:60]!r} of shape {list(shape[:8])} in {dtype} does not fill its {offsets[1] - offsets[0]} bytes"
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 from pydantic import Field, field_validator
 
 from headrace.models.configfile import StrictModel
@@ -22,22 +23,33 @@ GROUP_META_BITS = 20
 ROW_SCALE_BYTES = 4
 
 
+BLOCK = 16
+"""N:16 sparsity keeps the same number of weights in every row of a block of 16 rows and 16 columns."""
+
+BLOCK_COUNT_BITS = 3
+"""How many of its 16 columns a block keeps: 2, 4, 8, 12 or 16."""
+
+
 class Sparsity(StrictModel):
     """N:16 along K: `n` of every `m` weights are kept; `index_share` rows share one index."""
 
-    n: Literal[2, 4, 8, 16]
+    n: Literal[2, 4, 8, 12, 16]
     m: Literal[16] = 16
     index_share: Literal[1, 2] = 2
 
 
 class Scheme(StrictModel):
-    """Bits of everything. 8-bit weights have one scale per row and no groups; below that `group` codes share mult and off."""
+    """Bits of everything. 8-bit weights have one scale per row and no groups; below that `group` codes share mult and off.
+
+    linear_bits: by kind ("down"); tensor_bits: of single ones ("layers.3.down"), which go before.
+    """
 
     name: str
     description: str = ""
     weight_bits: Literal[2, 3, 4, 5, 6, 8]
     linear_bits: dict[str, Literal[2, 3, 4, 5, 6, 8]] = Field(default_factory=dict)
-    group: Literal[32] = 32
+    tensor_bits: dict[str, Literal[2, 3, 4, 5, 6, 8]] = Field(default_factory=dict)
+    group: Literal[32, 64, 128] = 32
     embedding_bits: Literal[8] = 8
     lm_head_bits: Literal[8] = 8
     activation_bits: Literal[8, 16] = 8
@@ -52,9 +64,22 @@ class Scheme(StrictModel):
                 raise ValueError(f"{name!r} is not a linear; allowed: {', '.join(LINEAR_NAMES)}")
         return value
 
+    @field_validator("tensor_bits")
+    @classmethod
+    def _known_tensors(cls, value: dict[str, int]) -> dict[str, int]:
+        for name in value:
+            prefix, _, linear = name.rpartition(".")
+            if linear not in LINEAR_NAMES or not prefix.removeprefix("layers.").isdecimal() or not prefix.startswith("layers."):
+                raise ValueError(f"{name!r} is not a linear of a layer; allowed are names such as 'layers.3.q'")
+        return value
+
     def bits_of(self, linear: str) -> int:
-        """Code bits of one of a layer's linears: its entry in `linear_bits`, else `weight_bits`."""
+        """Code bits of one of a layer's linears, where `tensor_bits` is silent: its entry in `linear_bits`, else `weight_bits`."""
         return self.linear_bits.get(linear, self.weight_bits)
+
+    def bits_of_tensor(self, name: str) -> int:
+        """Code bits of a linear of one layer ("layers.3.q")."""
+        return self.tensor_bits.get(name, self.bits_of(name.rpartition(".")[2]))
 
 
 def load_scheme(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Scheme:
@@ -66,6 +91,21 @@ def matrix_bytes(rows: int, columns: int, bits: int, group: int = 32) -> int:
     """Required bytes of one dense weight matrix: codes, group metadata (below 8 bits) and row scales; no padding."""
     groups = 0 if bits == 8 else rows * -(-columns // group)
     return -(-(rows * columns * bits + groups * GROUP_META_BITS) // 8) + rows * ROW_SCALE_BYTES
+
+
+def sparse_bytes(counts: np.ndarray, rows: int, bits: int, group: int, index_share: int) -> int:
+    """Required bytes of an N:16 sparse matrix: kept codes, metadata of groups of stored codes, indices and row scales; no padding.
+
+    counts: [ceil(rows / 16), ceil(K / 16)], the columns that a row keeps in each block. A block's index is the smaller of a bitmap
+    (16 bits) and a list (4 bits a column), one for `index_share` rows; a block that keeps all 16 has none. Each block states its count.
+    """
+    counts = np.asarray(counts, np.int64)
+    rows_of = np.minimum(BLOCK, rows - BLOCK * np.arange(len(counts)))[:, None]
+    stored = counts.sum(axis=1, keepdims=True)
+    groups = 0 if bits == 8 else int((rows_of * -(-stored // group)).sum())
+    index_bits = np.where(counts == BLOCK, 0, np.minimum(BLOCK, 4 * counts)) * -(-rows_of // index_share)
+    total = int((counts * rows_of).sum()) * bits + groups * GROUP_META_BITS + int(index_bits.sum()) + counts.size * BLOCK_COUNT_BITS
+    return -(-total // 8) + rows * ROW_SCALE_BYTES
 
 
 def refuse_sparse(scheme: Scheme) -> None:
@@ -87,8 +127,16 @@ def weight_bytes(config: LlamaConfig, scheme: Scheme) -> int:
             return 4 * shape[0]
         if name in ("embedding", "positions"):
             return matrix_bytes(*shape, scheme.embedding_bits)
-        bits = scheme.lm_head_bits if name == "lm_head" else scheme.bits_of(name)
+        bits = scheme.lm_head_bits if name == "lm_head" else scheme.bits_of_tensor(name)
         return matrix_bytes(*shape, bits, scheme.group)
 
     outer = sum(one(name, shape) for name, shape in config.weight_shapes().items() if not name.startswith("layers."))
-    return outer + config.layers * sum(one(name, shape) for name, shape in config.layer_shapes().items())
+    if not scheme.tensor_bits:
+        return outer + config.layers * sum(one(name, shape) for name, shape in config.layer_shapes().items())
+    return outer + sum(one(f"layers.{i}.{name}", shape) for i in range(config.layers) for name, shape in config.layer_shapes().items())
+
+
+def refuse_single_tensors(scheme: Scheme, what: str) -> None:
+    """UserError for a scheme with `tensor_bits`. `what` is the thing that has one width for a linear of all layers."""
+    for name, bits in scheme.tensor_bits.items():
+        raise UserError(f"scheme {scheme.name}: tensor_bits.{name} = {bits}; {what} has one width for a linear of all layers")

@@ -9,7 +9,8 @@ from pathlib import Path
 import tokenizers
 
 from headrace.models.errors import UserError
-from headrace.models.tokenizer_json import read_tokenizer_json
+from headrace.models.safetensors_file import parse_object
+from headrace.models.tokenizer_json import checked_tokenizer, read_tokenizer_json
 
 
 @contextmanager
@@ -54,3 +55,14 @@ class Tokenizer:
         raw = read_tokenizer_json(path)
         with library_errors(str(path), "is not a tokenizer that can be read"):
             return cls(tokenizers.Tokenizer.from_buffer(raw), source=str(path))
+
+    @classmethod
+    def from_bytes(cls, raw: bytes, source: str) -> Tokenizer:
+        """Read the content of a tokenizer.json. `source` names it in messages."""
+        checked = checked_tokenizer(parse_object(raw, source), source)
+        with library_errors(source, "is not a tokenizer that can be read"):
+            return cls(tokenizers.Tokenizer.from_buffer(checked), source=source)
+
+    def to_json(self) -> str:
+        """The content of a tokenizer.json."""
+        return self._backend.to_str()

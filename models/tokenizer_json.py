@@ -34,7 +34,11 @@ _SECTIONS = {
 def read_tokenizer_json(path: Path) -> bytes:
     """The file's own content in JSON anew, so that what was checked is what the library reads; without padding and truncation,
     since a prompt is taken as it is. Raises UserError naming file, field, value and what is allowed."""
-    document = read_json(path, MAX_FILE_BYTES)
+    return checked_tokenizer(read_json(path, MAX_FILE_BYTES), path)
+
+
+def checked_tokenizer(document: dict, path: Path | str) -> bytes:
+    """The same of a document that has been read; `path` names it in messages."""
     model = document.get("model")
     if not isinstance(model, dict) or model.get("type") not in (*_MODELS, None):
         kind = model.get("type") if isinstance(model, dict) else model

@@ -17,7 +17,7 @@ from headrace.mapping.placement import LANES, linear_words, round_up
 from headrace.mapping.required import macs_by_op, required_bytes, required_bytes_by_op, required_prefill_bytes, useful_macs
 from headrace.models.errors import UserError
 from headrace.models.graph import LINEAR_NAMES, LlamaConfig
-from headrace.models.scheme import Scheme, weight_bytes
+from headrace.models.scheme import Scheme, refuse_single_tensors, weight_bytes
 from headrace.sim.energy import Energy, EnergyTable, energy
 
 DELIVERABLE_BYTES = 4 << 20
@@ -50,6 +50,7 @@ class Workload:
 
 def check_scheme(scheme: Scheme) -> dict[str, int]:
     """Code bits of each linear. Refuses what instruction set version 1 cannot run."""
+    refuse_single_tensors(scheme, "a machine of version 1")
     for name in LINEAR_NAMES:
         if scheme.bits_of(name) not in (4, 8):
             raise UserError(f"scheme {scheme.name}: {scheme.bits_of(name)} bits for {name}; machines of version 1 decode 4 and 8 bits")

@@ -64,6 +64,7 @@ class FloatExecutor:
         """Forget every token, and the batch."""
         self.position = 0
         self._cache: list[tuple[np.ndarray, np.ndarray]] = []
+        self._states: list[np.ndarray] | None = None  # while `states` gathers them
 
     def step(self, token: int | np.ndarray) -> np.ndarray:
         """Logits float32 [vocab] after one more token, or [batch, vocab] after one more of each text (tokens int [batch])."""
@@ -129,13 +130,42 @@ class FloatExecutor:
             empty = np.empty((len(tokens), config.kv_heads, 0, config.head_dim), np.float32)
             self._cache = [(empty, empty)] * config.layers
         for i in range(config.layers):
-            w = f"layers.{i}."
-            delta = self._linear(self._attention(i, self._norm(x, w + "attn_norm")), w + "o")
-            x = x + (self._norm(delta, w + "post_attn_norm") if config.post_norms else delta)
-            delta = self._linear(self._mlp(w, self._norm(x, w + "mlp_norm")), w + "down")
-            x = x + (self._norm(delta, w + "post_mlp_norm") if config.post_norms else delta)
+            if self._states is not None:
+                self._states.append(x)
+            x = self._layer(i, x)
         self.position += tokens.shape[1]
         return x
+
+    def _layer(self, i: int, x: np.ndarray) -> np.ndarray:
+        """Residual stream behind layer i."""
+        w, post_norms = f"layers.{i}.", self.config.post_norms
+        delta = self._linear(self._attention(i, self._norm(x, w + "attn_norm")), w + "o")
+        x = x + (self._norm(delta, w + "post_attn_norm") if post_norms else delta)
+        delta = self._linear(self._mlp(w, self._norm(x, w + "mlp_norm")), w + "down")
+        return x + (self._norm(delta, w + "post_mlp_norm") if post_norms else delta)
+
+    def states(self, tokens: np.ndarray) -> list[np.ndarray]:
+        """The residual stream before each layer, float32 [batch, n, width], of texts int64 [batch, n <= POSITIONS_PER_PASS]."""
+        self.reset()
+        self._states = []
+        self.prefill(tokens)
+        found, self._states = self._states, None
+        return found
+
+    def logits_from(self, layer: int, state: np.ndarray, replaced: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Logits of all positions, float32 [batch, n, vocab], from the residual stream before `layer` (of `states`), with some weights
+        replaced for this once."""
+        kept = {name: self._weights[name] for name in replaced}
+        empty = np.empty((len(state), self.config.kv_heads, 0, self.config.head_dim), np.float32)
+        self.position, self._cache = 0, [(empty, empty)] * self.config.layers
+        self._weights |= replaced
+        try:
+            for i in range(layer, self.config.layers):
+                state = self._layer(i, state)
+            return self._logits(state)
+        finally:
+            self._weights |= kept
+            self.reset()
 
     def _attention(self, i: int, h: np.ndarray) -> np.ndarray:
         """Heads' outputs side by side, float32 [batch, n, q_width]. h: normed input [batch, n, width]."""

@@ -14,7 +14,7 @@ from headrace.kernels.contract import decoders
 from headrace.kernels.contract import functions as fn
 from headrace.kernels.contract.constants import MAX_DOT_LENGTH
 from headrace.kernels.contract.f32 import add, from_int32, mul
-from headrace.kernels.contract.integers import as_operand, check_int8, decode_codes, dot_operands
+from headrace.kernels.contract.integers import as_operand, check_int8, decode_codes, decode_sparse, dot_operands
 from headrace.models.errors import UserError
 from headrace.models.quantise import QuantisedLinear, QuantisedModel
 
@@ -34,9 +34,11 @@ POSITIONS_PER_PASS = 64
 
 def weight_grid(linear: QuantisedLinear, name: str) -> np.ndarray:
     """The int8 grid [N, K] of stored codes, by the contract's own map."""
+    if linear.kept is not None:
+        return decode_sparse(linear.codes, linear.mult, linear.off, linear.bits, linear.kept, linear.group)
     if linear.bits == 8:
         return check_int8(linear.codes, name)
-    return decode_codes(linear.codes, linear.mult, linear.off, linear.bits)
+    return decode_codes(linear.codes, linear.mult, linear.off, linear.bits, linear.group)
 
 
 class _Linear:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.hw.machine import Machine, load_machine
+from headrace.models.compressed import load_compressed, scheme_of
 from headrace.models.configfile import split_overrides
 from headrace.models.errors import UserError
 from headrace.models.model import Model
-from headrace.models.quantise import QuantisedModel, quantise_model
-from headrace.models.registry import load_model
-from headrace.models.scheme import Scheme, load_scheme
+from headrace.models.quantise import QuantisedModel
+from headrace.models.scheme import Scheme
 from headrace.sim.closed_loop import Proof, prove, report, run_rtl
 from headrace.sim.cosim import Cosim, CosimError
 from headrace.sim.cosim_run import Waves
@@ -56,10 +56,10 @@ class LoopSession:
         if groups["board"]:
             raise UserError(f"--set {groups['board'][0]}: a co-simulation reads nothing of the board; allowed are machine fields and scheme.FIELD")
         description = load_machine(machine, groups["machine"])
-        chosen = load_scheme(scheme or description.scheme, groups["scheme"])
+        chosen = scheme_of(model, scheme, description.scheme, groups["scheme"])
         check_scheme(chosen)
-        loaded = load_model(model)
-        return cls(model=loaded, compressed=quantise_model(loaded, chosen), scheme=chosen, machine=description)
+        loaded, compressed = load_compressed(model, scheme, description.scheme, groups["scheme"])
+        return cls(model=loaded, compressed=compressed, scheme=chosen, machine=description)
 
     @property
     def config(self):

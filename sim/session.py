@@ -11,12 +11,13 @@ from typing import Protocol
 import numpy as np
 
 from headrace.kernels.contract.f32 import UnorderedError
+from headrace.models.compressed import load_compressed
 from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig
 from headrace.models.model import Model
-from headrace.models.quantise import quantise_model
+from headrace.models.packed import is_packed
 from headrace.models.registry import load_model
-from headrace.models.scheme import Scheme, load_scheme
+from headrace.models.scheme import Scheme
 from headrace.models.tokenizer import Tokenizer
 from headrace.sim.float_model import FloatExecutor
 from headrace.sim.golden import GoldenExecutor
@@ -70,16 +71,14 @@ def open_session(
     overrides = list(overrides)
     if backend not in HOST_BACKENDS:
         raise UserError(f"backend = {backend!r} is unknown; allowed: {', '.join(HOST_BACKENDS)}")
-    if backend == "float" and scheme is None:
+    if backend == "float" and scheme is None and not is_packed(model):
         if overrides:
             raise UserError(f"--set scheme.{overrides[0]}: backend float without --scheme runs the file's own weights; give --scheme too")
         loaded = load_model(model)
         return Session(model=loaded, scheme=None, backend=backend, executor=FloatExecutor.from_model(loaded))
-    chosen = load_scheme(DEFAULT_SCHEME if scheme is None else scheme, overrides)
-    loaded = load_model(model)
-    compressed = quantise_model(loaded, chosen)
+    loaded, compressed = load_compressed(model, scheme, DEFAULT_SCHEME, overrides)
     executor = GoldenExecutor(compressed) if backend == "golden" else FloatExecutor.from_quantised(compressed)
-    return Session(model=loaded, scheme=chosen, backend=backend, executor=executor)
+    return Session(model=loaded, scheme=compressed.scheme, backend=backend, executor=executor)
 
 
 @contextmanager

@@ -44,19 +44,19 @@ def command(
     click.echo(f"perplexity {result.perplexity:.4f} over {result.scored_tokens} scored tokens of {result.tokens} ({backend})")
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, option: str = "--text") -> str:
     """The text of a UTF-8 file; UserError when it cannot be read, is empty or too large."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
-        raise UserError(f"--text {path}: cannot be read: {error.strerror}") from None
+        raise UserError(f"{option} {path}: cannot be read: {error.strerror}") from None
     if len(raw) > MAX_TEXT_BYTES:
-        raise UserError(f"--text {path}: is larger than the {MAX_TEXT_BYTES} bytes allowed")
+        raise UserError(f"{option} {path}: is larger than the {MAX_TEXT_BYTES} bytes allowed")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"--text {path}: is not UTF-8 text (byte {error.start})") from None
+        raise UserError(f"{option} {path}: is not UTF-8 text (byte {error.start})") from None
     if not text:
-        raise UserError(f"--text {path}: is empty; allowed is a text of at least two tokens")
+        raise UserError(f"{option} {path}: is empty; allowed is a text of at least two tokens")
     return text

@@ -19,15 +19,15 @@ def check_int8(values, what: str = "tensor") -> np.ndarray:
     return values.astype(np.int8, copy=False)
 
 
-def check_codes(codes, mult, off, bits: int, what: str = "tensor") -> None:
+def check_codes(codes, mult, off, bits: int, what: str = "tensor", group: int = c.GROUP) -> None:
     """Raise ValueError when codes or group metadata do not fit the map of `bits` bits.
 
-    codes [..., K] unsigned, mult and off [..., ceil(K / 32)].
+    codes [..., K] unsigned, mult and off [..., ceil(K / group)].
     """
     if bits not in c.CODE_SHIFT:
         raise ValueError(f"{what}: codes of {bits} bits have no map, allowed are {sorted(c.CODE_SHIFT)}")
     codes, mult, off = np.asarray(codes), np.asarray(mult), np.asarray(off)
-    groups = -(-codes.shape[-1] // c.GROUP)
+    groups = -(-codes.shape[-1] // group)
     if mult.shape != codes.shape[:-1] + (groups,) or off.shape != mult.shape:
         raise ValueError(f"{what}: codes {codes.shape} need mult and off of {codes.shape[:-1] + (groups,)}, not {mult.shape}, {off.shape}")
     for name, array, low, high in (("code", codes, 0, 2**bits - 1), ("mult", mult, 0, c.MULT_MAX), ("off", off, c.OFF_MIN, c.OFF_MAX)):
@@ -35,20 +35,35 @@ def check_codes(codes, mult, off, bits: int, what: str = "tensor") -> None:
             raise ValueError(f"{what}: {name} holds {array.min()} .. {array.max()}, allowed is {low} .. {high}")
 
 
-def decode_codes(codes, mult, off, bits: int) -> np.ndarray:
-    """``w8 = clip((c * mult + off + half) >> shift, -127, 127)`` per group of 32 codes along the last axis.
+def decode_codes(codes, mult, off, bits: int, group: int = c.GROUP) -> np.ndarray:
+    """``w8 = clip((c * mult + off + half) >> shift, -127, 127)`` per group of `group` codes along the last axis.
 
-    codes [..., K] unsigned, mult and off [..., ceil(K / 32)] -> int8 [..., K]. The last group may be short.
+    codes [..., K] unsigned, mult and off [..., ceil(K / group)] -> int8 [..., K]. The last group may be short.
     """
-    check_codes(codes, mult, off, bits)
+    check_codes(codes, mult, off, bits, group=group)
     codes = np.asarray(codes)
     shift = c.CODE_SHIFT[bits]
     length = codes.shape[-1]
     # 63 * 255 + 2047 + 8 < 2**15, and the smallest value is -2048 + 1: int16 holds every step.
-    multiplier = np.repeat(np.asarray(mult).astype(np.int16), c.GROUP, axis=-1)[..., :length]
-    offset = np.repeat(np.asarray(off).astype(np.int16), c.GROUP, axis=-1)[..., :length]
+    multiplier = np.repeat(np.asarray(mult).astype(np.int16), group, axis=-1)[..., :length]
+    offset = np.repeat(np.asarray(off).astype(np.int16), group, axis=-1)[..., :length]
     grid = (codes.astype(np.int16) * multiplier + offset + np.int16(1 << (shift - 1))) >> shift
     return np.clip(grid, -c.INT8_MAX, c.INT8_MAX).astype(np.int8)
+
+
+def decode_sparse(codes, mult, off, bits: int, kept, group: int = c.GROUP) -> np.ndarray:
+    """`decode_codes` of a matrix that stores the kept weights alone; the others are 0 and take no part in groups.
+
+    kept: boolean [N, K]; codes [N, K], read where kept; mult and off [N, groups], groups of the row that stores most -> int8 [N, K].
+    """
+    kept = np.asarray(kept, bool)
+    codes, lengths = np.asarray(codes), kept.sum(axis=1)
+    stored = np.zeros((len(kept), -(-int(lengths.max(initial=1)) // group) * group), codes.dtype)
+    filled = np.arange(stored.shape[1]) < lengths[:, None]
+    stored[filled] = codes[kept]
+    grid = np.zeros(kept.shape, np.int8)
+    grid[kept] = (check_int8(stored) if bits == 8 else decode_codes(stored, mult, off, bits, group))[filled]
+    return grid
 
 
 def pack_pair(w0, w1) -> np.ndarray:

@@ -95,7 +95,7 @@ class Counted:
         float32. None where the scheme gives bits to a linear that this architecture lacks (a fused one has no bits of its own)."""
         refuse_sparse(scheme)
         names = {tensor.name.rsplit(".", 1)[-1] for tensor in self.tensors}
-        if scheme.linear_bits.keys() - names:
+        if scheme.tensor_bits or scheme.linear_bits.keys() - names:
             return None
         total = 0
         for tensor in self.tensors:

@@ -109,8 +109,9 @@ def test_values_equal_the_gguf_packages(path, linear):
         assert not np.array_equal(half_split, reference(f"blk.0.{theirs}"))
 
 
-def test_codes_follow_their_rows(path):
-    write(path)
+@pytest.mark.parametrize("linear", ["Q4_1", "Q4_0"])
+def test_codes_follow_their_rows(path, linear):
+    write(path, linear=linear)
     model = load_gguf(path)
     for name in ("layers.0.q", "layers.1.k", "layers.1.down"):
         assert np.array_equal(model.codes[name].values(), model.weights[name])

@@ -10,6 +10,7 @@ from headrace.models.errors import UserError
 from headrace.models.gguf_blocks import BLOCK_TYPES
 from headrace.models.gguf_file import TENSOR_TYPES, GgufFile
 from headrace.models.model import GroupCodes
+from headrace.models.registry import model_entry, weights_path
 
 SEED = 41
 NAMES = {block.name: number for number, block in BLOCK_TYPES.items()}
@@ -108,3 +109,15 @@ def test_memory_stays_near_the_result():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert result.nbytes == 1 << 24 and peak < 1.6 * result.nbytes
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(weights_path(model_entry("gemma3-270m")) is None, reason="run `headrace models pull gemma3-270m` first")
+def test_every_tensor_of_gemma():
+    path = weights_path(model_entry("gemma3-270m"))
+    file, theirs = GgufFile(path), {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    assert len(file.tensors) == len(theirs) == 236 and {t.type_name for t in file.tensors.values()} == {"F32", "Q4_K", "Q5_0", "Q6_K", "Q8_0"}
+    for name, tensor in theirs.items():
+        ours = file.values(name)
+        rows = slice(0, 4096)  # of the embedding's 262,144
+        assert same_bits(ours[rows].reshape(-1), gguf.dequantize(tensor.data[rows], tensor.tensor_type).reshape(-1)), name

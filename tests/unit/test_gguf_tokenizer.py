@@ -205,6 +205,3 @@ def test_gemma():
     ]  # fmt: skip
     assert tokenizer.encode(text) == expected and tokenizer.decode(expected) == text
     assert tokenizer.decode(tokenizer.encode("<start_of_turn>user\nHi<end_of_turn>")) == "user\nHi"
-    for name, tensor in file.tensors.items():
-        if name != "token_embd.weight":
-            assert file.values(name).shape == tensor.shape

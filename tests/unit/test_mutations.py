@@ -32,7 +32,7 @@ def fuzz(seed: int, count: int, folder: Path) -> int:
     reached = (folder / "reached").read_text() if (folder / "reached").exists() else "none"
     assert done.returncode == 0, f"seed {seed}: `python tests/mutations.py {reached} FOLDER` ended with {done.returncode}: {done.stderr[-2000:]}"
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    print("seed", seed, *found, sep="\n")
+    print(f"seed {seed}", *found, sep="\n")
     assert [counts["kind"] for counts in found] == list(KINDS)
     for counts in found:
         assert counts["succeeded"] and counts["refused"] and counts["succeeded"] + counts["refused"] == count
@@ -121,6 +121,15 @@ def test_a_message_is_never_as_long_as_the_value(tmp_path):
     with pytest.raises(UserError, match="rms_eps") as caught:
         read_hf_config(tmp_path)
     assert len(str(caught.value)) <= MAX_LINE + 4
+
+
+def test_a_name_cannot_speak_to_the_terminal(tmp_path):
+    document = gguf_document("gpt2")
+    document["tensors"][3][0] = "\x1b[2J\x07\u202enew"
+    (tmp_path / "m.gguf").write_bytes(gguf_bytes(document))
+    with pytest.raises(UserError, match="is missing|not part of") as caught:
+        load_gguf(tmp_path / "m.gguf")
+    assert str(caught.value).isprintable() and str(UserError("a \x1b[0m\n\u202e \ud800 \u00e9")) == "a \\x1b[0m \\u202e \\ud800 \u00e9"
 
 
 def test_a_shard_that_no_file_can_be_called(tmp_path):

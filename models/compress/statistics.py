@@ -1,0 +1,83 @@
+"""What calibration knows of a linear's inputs, and what is computed from it once for all linears that share them."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import scipy.linalg
+
+DAMP = 0.01
+"""Share of the mean of the Gram matrix' diagonal that is added to it before it is inverted (GPTQ, section 3.3, step 3)."""
+
+
+class InputStatistics:
+    """Gram matrix and sizes of the inputs x [K] of a linear over calibration tokens.
+
+    gram: float32 [K, K], sum of x x^T; absmax, absmean: float32 [K], largest and mean |x| of each column; tokens: how many.
+    """
+
+    def __init__(self, gram: np.ndarray, absmax: np.ndarray, absmean: np.ndarray, tokens: int):
+        self.gram, self.absmax, self.absmean, self.tokens = gram, absmax, absmean, tokens
+
+    @classmethod
+    def of(cls, x: np.ndarray) -> InputStatistics:
+        """Of inputs float32 [tokens, K]."""
+        size = np.abs(x)
+        return cls(x.T @ x, size.max(axis=0), size.mean(axis=0), len(x))
+
+    def joined(self, other: InputStatistics) -> InputStatistics:
+        """Over the tokens of both."""
+        tokens = self.tokens + other.tokens
+        mean = (self.absmean * np.float32(self.tokens / tokens)) + other.absmean * np.float32(other.tokens / tokens)
+        return InputStatistics(self.gram + other.gram, np.maximum(self.absmax, other.absmax), mean, tokens)
+
+    def scaled(self, scale: np.ndarray) -> InputStatistics:
+        """Of inputs that are divided by `scale` [K]."""
+        return InputStatistics(self.gram / np.outer(scale, scale), self.absmax / scale, self.absmean / scale, self.tokens)
+
+    @cached_property
+    def damped(self) -> np.ndarray:
+        """float64 [K, K]: the Gram matrix with a diagonal that is nowhere 0, so that it has an inverse."""
+        result = np.array(self.gram, np.float64)
+        mean = result.diagonal().mean()
+        result[np.diag_indices_from(result)] += DAMP * mean if mean > 0 else 1.0
+        return result
+
+    @property
+    def importance(self) -> np.ndarray:
+        """Of each column, float64 [K]: the (damped) sum of squares that an error of its weight is multiplied by."""
+        return self.damped.diagonal()
+
+    @cached_property
+    def inverse_diagonal(self) -> np.ndarray:
+        """Diagonal of the inverse of `damped`, float64 [K]."""
+        return self._inverse.diagonal()
+
+    @cached_property
+    def order(self) -> np.ndarray:
+        """Columns by falling importance, int64 [K]."""
+        return np.argsort(-self.importance, kind="stable")
+
+    @cached_property
+    def factor(self) -> np.ndarray:
+        """Upper triangular float32 U [K, K] with U^T U = inverse of `damped`."""
+        return _factor(self._inverse)
+
+    @cached_property
+    def ordered_factor(self) -> np.ndarray:
+        """`factor` for columns taken in `order`."""
+        return _factor(self._inverse[self.order][:, self.order])
+
+    def output_error(self, difference: np.ndarray) -> float:
+        """Mean over tokens of the squared length of difference [N, K] times x: what a change of the weights does to the outputs."""
+        return float(np.einsum("nk,nk->", difference @ self.gram, difference, dtype=np.float64)) / self.tokens
+
+    @cached_property
+    def _inverse(self) -> np.ndarray:
+        inverse = scipy.linalg.cho_solve(scipy.linalg.cho_factor(self.damped, lower=True), np.eye(len(self.gram)))
+        return (inverse + inverse.T) / 2
+
+
+def _factor(inverse: np.ndarray) -> np.ndarray:
+    return scipy.linalg.cholesky(inverse, lower=False).astype(np.float32)
