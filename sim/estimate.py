@@ -130,8 +130,8 @@ def estimate(
     # Each sequence of a batch has its own caches; weights are stored once.
     held += (batch - 1) * config.layers * plan.cache.layer_words * machine.word_bytes
     document = {
-        "model": config.name, "machine": machine.name, "scheme": scheme.name, "level": level, "batch": batch,
-        "kind": "estimated" if level == "analytic" else "simulated",
+        "model": config.name, "machine": machine.name, "scheme": scheme.name, "level": level, "cost_model": "schedule",
+        "batch": batch, "kind": "estimated" if level == "analytic" else "simulated",
         "memory": {
             "weight_bytes": weight_bytes(config, scheme), "kv_bytes_per_token": config.kv_bytes_per_token(scheme.kv_bits),
             "image_bytes": held, "available_bytes": room, "fits": held <= room,

@@ -15,9 +15,11 @@ from headrace.output import emit_json, print_table
 @click.option("--prefill", type=click.IntRange(min=1), default=128, show_default=True, metavar="P", help="Prompt tokens.")
 @click.option("--decode", type=click.IntRange(min=1), default=128, show_default=True, metavar="N", help="Decode steps after it.")
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, metavar="B", help="Sequences.")
+@click.option("--transform", "transforms", metavar="NAME:KEY=VALUE,...", multiple=True, help="Change the workload, as `estimate --transform` does; may be repeated.")
 @common_options
 def command(
     model: str, machines: tuple[str, ...], gpus: tuple[str, ...], scheme_name: str | None, prefill: int, decode: int, batch: int,
+    transforms: tuple[str, ...],
     overrides: tuple[str, ...], as_json: bool, seed: int,
 ) -> None:  # fmt: skip
     """Tokens per second and joules per token of MODEL in decode: machines (estimated), GPU bounds, and GPU measurements of other models.
@@ -25,8 +27,10 @@ def command(
     A bound is a ceiling that no GPU beats, not a prediction. Energy is null where no source measured it.
     """
     from headrace.models.configfile import split_overrides
-    from headrace.models.registry import model_config
+    from headrace.mapping.transforms import apply_transforms
+    from headrace.models.architectures.graphs import load_graph, plain_llama
     from headrace.sim.compare import compare
+    from headrace.sim.compare_graph import compare_graph
     from headrace.sim.gpu import parse_gpu
 
     if not machines and not gpus:
@@ -35,11 +39,14 @@ def command(
     for name in ("machine", "board"):
         if groups[name] and not machines:
             raise UserError(f"--set {groups[name][0]}: no --machine is given that it could address")
-    config = model_config(model)
     choices = [parse_gpu(text) for text in gpus]
-    document, used = compare(
-        config, list(machines), choices, scheme_name, overrides=groups, prefill=prefill, decode=decode, batch=batch
-    )
+    config = None if transforms else plain_llama(model)
+    how = {"overrides": groups, "prefill": prefill, "decode": decode}
+    if config is not None:
+        document, used = compare(config, list(machines), choices, scheme_name, batch=batch, **how)
+    else:
+        work, applied = apply_transforms(load_graph(model), transforms, batch)
+        document, used = compare_graph(work, applied, list(machines), choices, scheme_name, **how)
     if as_json:
         emit_json(document, used, seed)
     else:
