@@ -30,7 +30,7 @@ from headrace.mapping.graph_vectors import vector_cycles
 from headrace.mapping.placement import LOGIT_ROWS, MAX_REPS, SILU_ROWS, slices
 from headrace.models.functions import FUNCTIONS
 from headrace.models.graph import LOGITS
-from headrace.models.operators import ATTENTION_KINDS, STATE_BYTES, Lengths, Op, OperatorGraph
+from headrace.models.operators import ATTENTION_KINDS, STATE_BYTES, Lengths, Op, OperatorGraph, element_bits
 from headrace.models.scheme import Scheme
 
 IN_PARTS = frozenset({"silu_mul", "gelu_mul", "gelu", "gelu_erf", "relu", "relu_squared"})
@@ -62,7 +62,7 @@ def attention_stream(op: Op, m: MachineColumns, context, bits: int = 8, group: i
     blocks = sum(count * -(-keys // BLOCK) for count, keys in runs)
     scale_words = sum(count * -(-keys // m.scales_per_word) for count, keys in runs)
     scale_words = scale_words * (-(-op.head_dim // (group or op.head_dim)) if bits <= 8 else 0)
-    word = m.slice_words(8) * bits / 8
+    word = m.slice_words(8) * element_bits(op.head_dim, bits, group) / 8
     value_stripes = -(-op.head_dim // m.stripe_rows)
     key_slices, value_slices = stripes * -(-op.head_dim // BLOCK), value_stripes * blocks
     key_words, value_words = key_slices * word + scale_words, value_slices * word
@@ -276,7 +276,7 @@ class _Walk:
     def _append(self, op: Op) -> None:
         """ST writes keys, their scales, values, their scales; then LD may read the cache, the values' scales first."""
         k, v = (self.there[name][0] + TOKEN_CYCLES for name in op.inputs)
-        kv, share = op.kv_heads, self.kv_bits / 8
+        kv, share = op.kv_heads, element_bits(op.head_dim, self.kv_bits, self.graph.kv_group) / 8
         scales = self.m.store_cycles(kv) if self.kv_bits <= 8 else 0
         keys = self.m.store_cycles(int(-(-kv * op.head_dim * share // BLOCK))) + scales
         values = self.m.store_cycles(int(-(-kv * op.head_dim * share // 2))) + scales + TOKEN_CYCLES

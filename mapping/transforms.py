@@ -18,9 +18,8 @@ from headrace.models import transforms
 from headrace.models.architectures.graphs import load_graph
 from headrace.models.configfile import StrictModel, validate
 from headrace.models.errors import UserError
-from headrace.models.masks import Mask
 from headrace.models.operators import HALF_BYTES, Lengths, OperatorGraph
-from headrace.models.scheme import Scheme
+from headrace.models.scheme import Scheme, StaticMask
 
 Count = Annotated[int, Field(ge=1, le=1 << 20)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -183,7 +182,7 @@ class Moe(Transform):
 
 
 class KvQuantisation(Transform):
-    what = "bits=2|4|8|16[,group=G]: elements of the cache; a float32 scale for G of them up to 8 bits (default: a head)"
+    what = "bits=2|4|8|16[,group=G]: elements of the cache; a float32 scale for G of them up to 8 bits (default: a head, and at 4 bits the contract's groups)"
     source = "Liu et al. 2024, KIVI, section 3; Hooper et al. 2024, KVQuant"
     bits: int
     group: Count | None = None
@@ -198,27 +197,12 @@ class KvQuantisation(Transform):
         return replace(work, graph=transforms.quantised_cache(work.graph, self.bits, self.group))
 
 
-class SparseAttention(Transform):
+class SparseAttention(StaticMask, Transform):
     what = "window=W[,sinks=G][,stride=S] or block=B[,blocks=N][,sinks=G]: a static mask"
     source = "Child et al. 2019, section 4.2; Beltagy et al. 2020, section 3.1; Xiao et al. 2024, section 3"
-    window: Count | None = None
-    sinks: Annotated[int, Field(ge=0, le=1 << 20)] = 0
-    stride: Count | None = None
-    block: Count | None = None
-    blocks: Count = 1
-
-    @model_validator(mode="after")
-    def _check(self):
-        if (self.window is None) == (self.block is None):
-            raise ValueError("one of window and block must be given, not both.")
-        if self.stride is not None and self.window is None:
-            raise ValueError("stride goes with window.")
-        if self.blocks > 1 and self.block is None:
-            raise ValueError("blocks goes with block.")
-        return self
 
     def apply(self, work: Work) -> Work:
-        return replace(work, graph=transforms.sparse_attention(work.graph, Mask(**self.model_dump())))
+        return replace(work, graph=transforms.sparse_attention(work.graph, self.mask))
 
 
 class TokenPruning(Transform):

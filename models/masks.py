@@ -1,4 +1,4 @@
-"""Which keys a query attends to, counted in closed form: causal, bidirectional, sliding window, global tokens, strided, blocks.
+"""Which keys a query attends to, as booleans and counted in closed form: causal, bidirectional, sliding window, global tokens, strided, blocks.
 
 Positions count from 0; query i belongs to context T = i + 1. A causal query i sees
 
@@ -68,8 +68,24 @@ class Mask:
             found.append((farthest // self.stride - (near - 1) // self.stride, np.ones_like(context)))
         return found
 
-    def visible(self, context):
-        """Keys that the last query at `context` sees."""
+    def visible(self, queries, keys) -> np.ndarray:
+        """Whether queries see keys, boolean [queries, keys]. Both are positions, of one dimension."""
+        query, key = np.asarray(queries)[:, None], np.asarray(keys)[None, :]
+        if not self.causal:
+            return np.ones((query.size, key.size), bool)
+        if self.dense:
+            return key <= query
+        if self.window is not None:
+            found = query - key < self.window
+        else:
+            found = query // self.block - key // self.block < self.blocks
+        found |= key < self.sinks
+        if self.stride is not None:
+            found |= (query - key) % self.stride == 0
+        return found & (key <= query)
+
+    def seen(self, context):
+        """How many keys the last query at `context` sees."""
         return sum(count * keys for count, keys in self.runs(context))
 
     def pairs(self, tokens: int, context):
@@ -77,7 +93,7 @@ class Mask:
         if not self.causal:
             return tokens * np.asarray(context)
         if tokens == 1:
-            return self.visible(context)
+            return self.seen(context)
         return self._until(np.asarray(context)) - self._until(np.asarray(context) - tokens)
 
     def keys_read(self, tokens: int, context):
@@ -86,7 +102,7 @@ class Mask:
         if not self.causal or self.dense:
             return context
         if tokens == 1:
-            return self.visible(context)
+            return self.seen(context)
         first = context - tokens + 1
         before = first - self.near(first)
         keys = context - before + np.minimum(before, self.sinks)
@@ -99,7 +115,7 @@ class Mask:
         return keys
 
     def _until(self, context):
-        """Sum of `visible` over contexts 1 .. context."""
+        """Sum of `seen` over contexts 1 .. context."""
         if self.dense:
             return context * (context + 1) // 2
         if self.block is not None:
@@ -117,6 +133,14 @@ class Mask:
             total = total + _sum_of_quotients(last, self.stride) - _sum_of_quotients(first, self.stride)
             total = total - (last - first) * (first // self.stride)
         return total
+
+
+def visible_keys(start: int, end: int, window: int | None, mask: Mask | None) -> np.ndarray:
+    """Boolean [end - start, end]: the keys that queries start .. end - 1 see of a layer with a sliding window of its own (None: without)
+    under a static mask (None: without): those that both let through."""
+    queries, keys = np.arange(start, end), np.arange(end)
+    found = Mask(window=window).visible(queries, keys)
+    return found if mask is None else found & mask.visible(queries, keys)
 
 
 def _sum_of_least(n, limit: int):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from headrace.models.architectures.base import Counted, KvCache, Tensor
+from headrace.models.cache_size import SCALE_BITS, code_bits
 from headrace.models.functions import FUNCTIONS, Counts
 from headrace.models.graph import CONTEXT, LOGITS, TOKENS, Length, Shape
 from headrace.models.masks import Mask
@@ -160,7 +161,8 @@ class Op:
 
     def kv_bytes(self, at: Lengths, bits: int, group: int | None = None):
         """Of the cache: keys read by attention_qk and values read by attention_pv, once per KV head and distinct key; both written by
-        kv_append. Codes of up to 8 bits have a float32 scale per key and `group` elements (None: per key)."""
+        kv_append. Codes of up to 8 bits have a float32 scale per key and `group` elements (None: per key, and at 4 bits the contract's mult and
+        off)."""
         if self.kind in ATTENTION_KINDS:
             keys = self.mask.keys_read(int(self.alive(at.tokens)), self.alive(at.context))
         elif self.kind == "kv_append":
@@ -175,9 +177,15 @@ class Op:
 
 
 def key_bytes(head_dim: int, bits: int, group: int | None = None) -> float:
-    """Of one key or value of one head; bits above 8 have no scales."""
-    scales = 4 * -(-head_dim // (group or head_dim)) if bits <= 8 else 0
-    return head_dim * bits / 8 + scales
+    """Of one key or value of one head; bits above 8 have no scales. `group` elements share one (None: all, as in the contract)."""
+    scales = SCALE_BITS * -(-head_dim // (group or head_dim)) if bits <= 8 else 0
+    return (head_dim * element_bits(head_dim, bits, group) + scales) / 8
+
+
+def element_bits(head_dim: int, bits: int, group: int | None = None) -> float:
+    """Mean bits that an element of the cache takes beside its scale: with a scale for each `group` elements its own alone, else as the
+    contract codes it."""
+    return bits if group else code_bits(head_dim, bits) / head_dim
 
 
 def distinct_experts(experts: int, active: int, tokens: int) -> float:

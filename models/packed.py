@@ -23,7 +23,7 @@ from headrace.models.configfile import StrictModel, validate
 from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig
 from headrace.models.quantise import (
-    MAX_W8, QuantisedLinear, QuantisedModel, block_counts, rope_tables, stored_groups, window_rope_tables,
+    MAX_W8, QuantisedLinear, QuantisedModel, block_counts, check_contract_bits, rope_tables, stored_groups, window_rope_tables,
 )
 from headrace.models.safetensors_file import StoredTensor, open_safetensors, parse_object, read_metadata
 from headrace.models.scheme import GROUP_SHIFT, Scheme
@@ -114,6 +114,7 @@ def read_packed_config(path: str | Path) -> tuple[LlamaConfig, Scheme, Made]:
     if not isinstance(sizes["name"], str) or not 1 <= len(sizes["name"]) <= 200:
         raise UserError(f"{path}: config.name = {str(sizes['name'])[:60]!r}; allowed is a text of 1 to 200 characters")
     scheme = validate(Scheme, section("scheme"), source=f"{path}: scheme")
+    check_contract_bits(scheme, f"{path}: scheme")
     return LlamaConfig(**sizes), scheme, validate(Made, section("made"), source=f"{path}: made")
 
 

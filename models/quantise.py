@@ -242,13 +242,16 @@ Rounding = Callable[[str, np.ndarray], QuantisedLinear]
 """From a linear's name ("layers.3.q") and float32 weights to its codes."""
 
 
+def check_contract_bits(scheme: Scheme, source: str) -> None:
+    """UserError for activations or a cache of bits that the numeric contract does not have."""
+    for field, value, allowed in (("activation_bits", scheme.activation_bits, (8,)), ("kv_bits", scheme.kv_bits, (4, 8))):
+        if value not in allowed:
+            raise UserError(f"{source}: {field} = {value}; allowed by the numeric contract is {' or '.join(map(str, allowed))}")
+
+
 def quantise_model(model: Model, scheme: Scheme, rounding: Rounding | None = None) -> QuantisedModel:
     """Compress `model`: its linears by `rounding`, or to the nearest codes. Raises UserError for what the numeric contract does not cover."""
-    for field, value, allowed in (
-        ("activation_bits", scheme.activation_bits, 8), ("kv_bits", scheme.kv_bits, 8),
-    ):
-        if value != allowed:
-            raise UserError(f"scheme {scheme.name}: {field} = {value}; weights can be compressed only with {field} = {allowed}")
+    check_contract_bits(scheme, f"scheme {scheme.name}")
     if rounding is None and scheme.sparsity is not None and scheme.sparsity.n != scheme.sparsity.m:
         raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n}; pruning needs calibration (`headrace compress`), allowed here is 16")
     config = model.config

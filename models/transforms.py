@@ -114,7 +114,8 @@ def with_experts(graph: OperatorGraph, experts: int, active: int, ffn: int | Non
 
 def quantised_cache(graph: OperatorGraph, bits: int, group: int | None = None) -> OperatorGraph:
     """Keys and values of `bits` bits with a float32 scale for each `group` elements of a head (None: the whole head), as in KIVI (Liu et al.
-    2024, section 3) and KVQuant (Hooper et al. 2024), whose groups lie along tokens for keys; here both lie along the head."""
+    2024, section 3) and KVQuant (Hooper et al. 2024), whose groups lie along tokens for keys; here both lie along the head. 4 bits without
+    `group` are the contract's cache (section 6), with mult and off of each 32 codes."""
     _needs_attention(graph, "kv-quantisation")
     return replace(graph, kv_bits=bits, kv_group=group, added=(*graph.added, f"a cache of {bits} bits") if bits != 8 or group else graph.added)
 

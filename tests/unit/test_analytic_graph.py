@@ -179,7 +179,7 @@ def test_keys_are_loaded_in_whole_stripes_by_hand():
     # Every stride-th key is a stripe of its own: 16 keys near, and 100 - 16 = 84 before them, of which 10 lie at a multiple of 8.
     assert int(attend(Mask(window=16, stride=8), 100).stripes) == 2 + 11
     halved = attend(Mask(), 100, bits=4)
-    assert float(halved.key_words) == 13 * 2 * 1 + 7
+    assert float(halved.key_words) == 13 * 2 * 4.625 / 4 + 7  # mult and off beside the codes
     assert float(attend(Mask(), 100, bits=16).key_words) == 13 * 2 * 4
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.models.masks import Mask
+from headrace.models.masks import Mask, visible_keys
 
 CASES = [
     Mask(), Mask(window=1), Mask(window=3), Mask(window=64), Mask(window=3, sinks=2), Mask(window=4, sinks=9), Mask(window=3, stride=4),
@@ -32,12 +32,25 @@ def test_counts_are_those_of_the_mask_written_out(mask):
     length = 41
     full = written_out(mask, length)
     contexts = np.arange(1, length + 1)
-    assert list(mask.visible(contexts)) == list(full.sum(axis=1))
+    assert list(mask.seen(contexts)) == list(full.sum(axis=1))
     for tokens, context in ((1, 1), (1, 41), (3, 3), (7, 40), (20, 41), (41, 41), (5, 9)):
         rows = full[context - tokens : context]
         assert mask.pairs(tokens, context) == rows.sum()
         assert mask.keys_read(tokens, context) == rows.any(axis=0).sum(), (tokens, context)
     assert sum(int(count * keys) for count, keys in mask.runs(37)) == full[36].sum()
+
+
+@pytest.mark.parametrize("mask", CASES, ids=str)
+def test_booleans_are_those_of_the_mask_written_out_and_show_a_query_itself(mask):
+    full = written_out(mask, 41)
+    assert np.array_equal(mask.visible(np.arange(41), np.arange(41)), full) and full.diagonal().all()
+    for start, end in ((0, 1), (40, 41), (17, 30)):
+        assert np.array_equal(mask.visible(np.arange(start, end), np.arange(end)), full[start:end, :end])
+        for window in (None, 1, 6, 100):
+            own = written_out(Mask(window=window), 41)
+            assert np.array_equal(visible_keys(start, end, window, mask), (full & own)[start:end, :end])
+            assert np.array_equal(visible_keys(start, end, window, None), own[start:end, :end])
+    assert Mask(causal=False).visible([0, 1], [0, 1, 2]).all()
 
 
 def test_by_hand():
@@ -52,14 +65,14 @@ def test_by_hand():
 def test_a_window_as_long_as_the_context_changes_nothing():
     for context in (1, 7, 64):
         assert Mask(window=context).pairs(context, context) == Mask().pairs(context, context)
-        assert Mask(window=context + 1).visible(context) == context
+        assert Mask(window=context + 1).seen(context) == context
 
 
 def test_more_of_a_mask_never_sees_less():
     contexts = np.arange(1, 80)
     for a, b in (({"window": 4}, {"window": 5}), ({"window": 4}, {"window": 4, "sinks": 1}), ({"block": 4}, {"block": 4, "blocks": 2}),
                  ({"window": 4, "stride": 8}, {"window": 4, "stride": 4})):  # fmt: skip
-        assert (Mask(**a).visible(contexts) <= Mask(**b).visible(contexts)).all()
+        assert (Mask(**a).seen(contexts) <= Mask(**b).seen(contexts)).all()
 
 
 @pytest.mark.parametrize("wrong", [{"window": 0}, {"stride": 2}, {"window": 2, "block": 2}, {"sinks": -1}, {"causal": False, "window": 2}])

@@ -97,7 +97,7 @@ def test_experts_by_hand():
 def test_a_cache_of_other_bits_by_hand():
     """A key of 16 elements: 4 bits and a scale 8 + 4 bytes, in groups of 8 elements 8 + 8; 16 bits 32; 2 bits 4 + 4."""
     rest = 4 * LAYER + HEAD + ROW
-    for keys, text in ((12, "bits=4"), (16, "bits=4,group=8"), (32, "bits=16"), (8, "bits=2"), (20, "bits=8")):
+    for keys, text in ((14.5, "bits=4"), (16, "bits=4,group=8"), (32, "bits=16"), (8, "bits=2"), (20, "bits=8")):
         assert bytes_at(work(f"kv-quantisation:{text}"), 10) == rest + 4 * 2 * 4 * keys * 10
     found = [cycles(work(f"kv-quantisation:bits={bits}"), 500) for bits in (2, 4, 8, 16)]
     assert found == sorted(found) and found[0] < found[3]
