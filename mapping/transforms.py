@@ -182,7 +182,7 @@ class Moe(Transform):
 
 
 class KvQuantisation(Transform):
-    what = "bits=2|4|8|16[,group=G]: elements of the cache; a float32 scale for G of them up to 8 bits (default: a head, and at 4 bits the contract's groups)"
+    what = "bits=2|4|8|16[,group=G]: elements of the cache; a float32 scale for G of them up to 8 bits (default: a head; at 4 bits the contract's)"
     source = "Liu et al. 2024, KIVI, section 3; Hooper et al. 2024, KVQuant"
     bits: int
     group: Count | None = None

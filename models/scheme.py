@@ -182,4 +182,4 @@ def refuse_cache_and_mask(scheme: Scheme, what: str) -> None:
         raise UserError(f"scheme {scheme.name}: kv_bits = {scheme.kv_bits}; {what} allows 8")
     if scheme.attention is not None:
         rules = ", ".join(f"{name} {value}" for name, value in scheme.attention.model_dump(exclude_defaults=True).items())
-        raise UserError(f"scheme {scheme.name}: attention = {rules}; {what} sees every earlier key, allowed is null")
+        raise UserError(f"scheme {scheme.name}: attention = {rules}; {what} allows null: every earlier key is seen")

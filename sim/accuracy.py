@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +29,8 @@ RESULTS = "accuracy.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to compress. keep: weights kept of 16 (16 is dense), their mean where `mixed`. bytes_per_weight: the budget that widths are
-    chosen under, None for `bits` everywhere. rounding "float" stands for the model's own weights."""
+    """One way to compress. keep: weights kept of 16 (16 is dense), their mean where `mixed`. kv_bits: of the cache. bytes_per_weight: the
+    budget that widths are chosen under, None for `bits` everywhere. rounding "float" stands for the model's own weights."""
 
     bits: int = 8
     group: int = 32
@@ -40,6 +40,7 @@ class Way:
     pruning: str = "sparsegpt"
     rounding: str = "gptq"
     scaling: str = "none"
+    kv_bits: int = 8
     bytes_per_weight: float | None = None
 
     @property
@@ -51,9 +52,9 @@ class Way:
         return self.rounding != "float" and (self.method.calibrates or self.bytes_per_weight is not None or (self.keep < 16 and self.pruning != "magnitude"))
 
     def scheme(self, base: Scheme) -> Scheme:
-        """`base` with this way's bits, group and sparsity."""
+        """`base` with this way's bits, group, sparsity and cache."""
         sparsity = None if self.keep == 16 else {"n": self.keep, "m": 16, "index_share": self.index_share}
-        document = base.model_dump() | {"weight_bits": self.bits, "group": self.group, "sparsity": sparsity, "linear_bits": {}}
+        document = base.model_dump() | {"weight_bits": self.bits, "group": self.group, "sparsity": sparsity, "linear_bits": {}, "kv_bits": self.kv_bits}
         return validate(Scheme, document, source=f"{self.bits} bits in groups of {self.group}, {self.keep} of 16")
 
     @property
@@ -63,7 +64,8 @@ class Way:
             return "float"
         width = f"{self.bits} bits" if self.bytes_per_weight is None else f"{self.bytes_per_weight:g} B/weight"
         sparse = "" if self.keep == 16 else f", {'mean ' if self.mixed else ''}{self.keep}:16 {self.pruning}, index of {self.index_share}"
-        return f"{width}, groups of {self.group}{sparse}, {self.rounding}" + ("" if self.scaling == "none" else f", {self.scaling}")
+        scaling = "" if self.scaling == "none" else f", {self.scaling}"
+        return f"{width}, groups of {self.group}{sparse}, {self.rounding}{scaling}" + ("" if self.kv_bits == 8 else f", KV {self.kv_bits}")
 
 
 def score(executor: Executor, texts: Mapping[str, Sequence[int]], advance: Callable[[int], None]) -> dict[str, float]:
@@ -96,6 +98,7 @@ def run_ways(
         raise UserError(f"{path}: exists; give --resume to go on with it, or another -o")
     known = {json.dumps({name: row[name] for name in asdict(Way())}, sort_keys=True) for row in rows}
     found: Mapping[str, InputStatistics] | None = None
+    made: tuple[Way, QuantisedModel] | None = None
     for way in ways:
         if json.dumps(asdict(way), sort_keys=True) in known:
             continue
@@ -106,7 +109,10 @@ def run_ways(
             executor: Executor = FloatExecutor.from_model(model)
             size = sum(math.prod(shape) for shape in model.config.weight_shapes().values()) * 2
         else:
-            compressed = _compressed(model, way, base, found, losses)
+            plain = replace(way, kv_bits=8)  # weights do not depend on the cache
+            if made is None or made[0] != plain:
+                made = plain, _compressed(model, way, base, found, losses)
+            compressed = replace(made[1], scheme=made[1].scheme.model_copy(update={"kv_bits": way.kv_bits}))
             executor, size = GoldenExecutor(compressed), compressed.required_bytes
         rows.append(row_of(way, size, model.config.parameters, score(executor, texts, advance)))
         write_atomically(path, json.dumps({"identity_sha256": sha, "rows": rows}, indent=1) + "\n")

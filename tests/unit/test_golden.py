@@ -203,18 +203,18 @@ def test_caches_of_4_bits_and_masks_equal_the_contract_written_out(optional):
 
 
 def test_caches_of_4_bits_and_masks_know_no_passes(optional):
-    tokens = tokens_of(140)
+    tokens = tokens_of(80)
     stepped = GoldenExecutor(optional)
     reference = np.stack([stepped.step(token) for token in tokens])
     assert np.array_equal(f32.bits(GoldenExecutor(optional).prefill(tokens, all_positions=True)), f32.bits(reference))
-    for cut in (1, 7, 70):
+    for cut in (7, 70):
         mixed = GoldenExecutor(optional)
         first = mixed.prefill(tokens[:cut], all_positions=True)
         assert np.array_equal(f32.bits(np.concatenate([first, mixed.prefill(tokens[cut:], all_positions=True)])), f32.bits(reference))
 
 
 def test_caches_of_4_bits_and_masks_are_near_the_float_model(optional):
-    tokens = tokens_of(60)
+    tokens = tokens_of(40)
     got = GoldenExecutor(optional).prefill(tokens, all_positions=True).astype(np.float64)
     executor = FloatExecutor.from_quantised(optional)
     exact = executor.prefill(tokens, all_positions=True).astype(np.float64)
