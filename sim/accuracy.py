@@ -68,6 +68,11 @@ class Way:
         return f"{width}, groups of {self.group}{sparse}, {self.rounding}{scaling}" + ("" if self.kv_bits == 8 else f", KV {self.kv_bits}")
 
 
+def way_of(row: Mapping) -> Way:
+    """The way that a row is of."""
+    return Way(**{name: row[name] for name in asdict(Way())})
+
+
 def score(executor: Executor, texts: Mapping[str, Sequence[int]], advance: Callable[[int], None]) -> dict[str, float]:
     """Perplexity of each text (tokens by name)."""
     return {name: perplexity(executor, tokens, advance).perplexity for name, tokens in texts.items()}
@@ -115,10 +120,37 @@ def run_ways(
             compressed = replace(made[1], scheme=made[1].scheme.model_copy(update={"kv_bits": way.kv_bits}))
             executor, size = GoldenExecutor(compressed), compressed.required_bytes
         rows.append(row_of(way, size, model.config.parameters, score(executor, texts, advance)))
-        write_atomically(path, json.dumps({"identity_sha256": sha, "rows": rows}, indent=1) + "\n")
+        write_atomically(path, json.dumps({"model": model.config.name, "identity_sha256": sha, "rows": rows}, indent=1) + "\n")
     order = {json.dumps(asdict(way), sort_keys=True): number for number, way in enumerate(ways)}
     keyed = [(order.get(json.dumps({name: row[name] for name in asdict(Way())}, sort_keys=True)), row) for row in rows]
     return [row for number, row in sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0])]
+
+
+def read_rows(folder: Path, model: str) -> list[dict]:
+    """Rows of a finished `headrace accuracy` of this model. Raises UserError naming the file."""
+    path = folder / RESULTS
+    document = read_json(path)
+    if document.get("model") != model:
+        raise UserError(f"{path}: is of model {str(document.get('model'))[:60]}; allowed is {model}")
+    return _checked_rows(path, document)
+
+
+def best_row(rows: Sequence[Mapping], scheme: Scheme | None) -> Mapping | None:
+    """Of the rows with a scheme's bits, group and sparsity the one with the least perplexity (None: the float model); None without one.
+
+    A scheme whose linears have several widths has no row.
+    """
+    if scheme is None:
+        fitting = [row for row in rows if row["rounding"] == "float"]
+    elif scheme.linear_bits or scheme.tensor_bits or scheme.kv_bits != 8:
+        return None
+    else:
+        sparsity = scheme.sparsity
+        keep, share = (16, 2) if sparsity is None or sparsity.n == 16 else (sparsity.n, sparsity.index_share)
+        group = 32 if scheme.weight_bits == 8 and keep == 16 else scheme.group
+        wanted = {"bits": scheme.weight_bits, "group": group, "keep": keep, "index_share": share, "bytes_per_weight": None}
+        fitting = [row for row in rows if row["rounding"] != "float" and all(row[name] == value for name, value in wanted.items())]
+    return min(fitting, key=lambda row: row["log_perplexity"], default=None)
 
 
 def _compressed(model: Model, way: Way, base: Scheme, statistics, losses) -> QuantisedModel:
@@ -137,8 +169,16 @@ def _kept(path: Path, sha: str) -> list[dict]:
     document = read_json(path)
     if document.get("identity_sha256") != sha:
         raise UserError(f"{path}: is of another model, scheme, calibration or texts; give another -o")
+    return _checked_rows(path, document)
+
+
+def _checked_rows(path: Path, document: Mapping) -> list[dict]:
     rows = document.get("rows")
     needed = {*asdict(Way()), "weight_bytes", "bytes_of_weight", "perplexity", "log_perplexity"}
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() == needed for row in rows):
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() == needed and _number(row["log_perplexity"]) for row in rows):
         raise UserError(f"{path}: field rows does not hold rows of this version")
     return rows
+
+
+def _number(value: object) -> bool:
+    return type(value) in (int, float) and 0 <= value < 700

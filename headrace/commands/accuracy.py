@@ -82,7 +82,7 @@ def command(
     from headrace.models.registry import load_model
     from headrace.models.scheme import load_scheme
     from headrace.reports.accuracy import write_curve
-    from headrace.sim.accuracy import Way, run_ways
+    from headrace.sim.accuracy import Way, run_ways, way_of
     from headrace.sim.calibrate import collect
     from headrace.sim.perplexity import check_length
     from headrace.sim.session import require_tokenizer
@@ -154,7 +154,7 @@ def command(
         return
     print_table(
         ["compression", "bytes/weight", "log perplexity", *encoded],
-        [[Way(**{name: row[name] for name in Way.__dataclass_fields__}).label, row["bytes_of_weight"], row["log_perplexity"], *row["perplexity"].values()] for row in rows],
+        [[way_of(row).label, row["bytes_of_weight"], row["log_perplexity"], *row["perplexity"].values()] for row in rows],
         title=f"{loaded.config.name} (simulated: golden executor)",
     )
     click.echo(f"{document['csv']}\n{document['plot']}")

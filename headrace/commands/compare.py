@@ -1,8 +1,12 @@
 """`headrace compare MODEL`: machines beside GPUs, for one workload."""
 
+import math
+from pathlib import Path
+
 import click
 
 from headrace.models.errors import UserError
+from headrace.models.scheme import Scheme
 from headrace.options import common_options
 from headrace.output import emit_json, print_table
 
@@ -16,10 +20,11 @@ from headrace.output import emit_json, print_table
 @click.option("--decode", type=click.IntRange(min=1), default=128, show_default=True, metavar="N", help="Decode steps after it.")
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, metavar="B", help="Sequences.")
 @click.option("--transform", "transforms", metavar="NAME:KEY=VALUE,...", multiple=True, help="Change the workload, as `estimate --transform` does; may be repeated.")
+@click.option("--accuracy", "accuracy_folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Results of `headrace accuracy` of this model: adds each row's perplexity.")
 @common_options
 def command(
     model: str, machines: tuple[str, ...], gpus: tuple[str, ...], scheme_name: str | None, prefill: int, decode: int, batch: int,
-    transforms: tuple[str, ...],
+    transforms: tuple[str, ...], accuracy_folder: Path | None,
     overrides: tuple[str, ...], as_json: bool, seed: int,
 ) -> None:  # fmt: skip
     """Tokens per second and joules per token of MODEL in decode: machines (estimated), GPU bounds, and GPU measurements of other models.
@@ -47,18 +52,36 @@ def command(
     else:
         work, applied = apply_transforms(load_graph(model), transforms, batch)
         document, used = compare_graph(work, applied, list(machines), choices, scheme_name, **how)
+    if accuracy_folder is not None:
+        _add_accuracy(document, accuracy_folder, {item.name: item for item in used if isinstance(item, Scheme)})
     if as_json:
         emit_json(document, used, seed)
     else:
         _print(document)
 
 
+def _add_accuracy(document: dict, folder: Path, schemes: dict) -> None:
+    """Of each row of this model: "perplexity" (geometric mean over the texts; of the best method at its scheme) and "accuracy" (that method)."""
+    from headrace.sim.accuracy import best_row, read_rows, way_of
+    from headrace.sim.gpu import FLOAT_DTYPES
+
+    rows = read_rows(folder, document["model"])
+    for row in document["rows"]:
+        scheme = schemes.get(row["dtype"])
+        known = row["model"] == document["model"] and (scheme is not None or row["dtype"] in FLOAT_DTYPES)
+        found = best_row(rows, scheme) if known else None
+        row["perplexity"] = math.exp(found["log_perplexity"]) if found else None
+        row["accuracy"] = way_of(found).label if found else None
+
+
 def _print(document: dict) -> None:
     columns = ["name", "kind", "dtype", "stack", "model", "tokens/s", "J/token", "limit"]
+    scored = ["perplexity", "accuracy"] if "perplexity" in document["rows"][0] else []
     rows = [
-        [row["name"], row["kind"], row["dtype"], row["stack"], row["model"], row["tokens_per_s"], _energy(row), row["limit"]]
+        [row["name"], row["kind"], row["dtype"], row["stack"], row["model"], row["tokens_per_s"], _energy(row), row["limit"], *(row[name] for name in scored)]
         for row in document["rows"]
     ]
+    columns += scored
     title = f"decode of {document['model']}: prefill {document['prefill']}, {document['decode']} steps, batch {document['batch']}"
     print_table(columns, rows, title=title)
     for row in document["rows"]:
