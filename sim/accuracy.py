@@ -136,19 +136,19 @@ def read_rows(folder: Path, model: str) -> list[dict]:
 
 
 def best_row(rows: Sequence[Mapping], scheme: Scheme | None) -> Mapping | None:
-    """Of the rows with a scheme's bits, group and sparsity the one with the least perplexity (None: the float model); None without one.
+    """Of the rows with a scheme's bits, group, sparsity and cache the one with the least perplexity (None: the float model); None without one.
 
-    A scheme whose linears have several widths has no row.
+    A scheme whose linears have several widths, or with a mask, has no row.
     """
     if scheme is None:
         fitting = [row for row in rows if row["rounding"] == "float"]
-    elif scheme.linear_bits or scheme.tensor_bits or scheme.kv_bits != 8:
+    elif scheme.linear_bits or scheme.tensor_bits or scheme.attention is not None:
         return None
     else:
         sparsity = scheme.sparsity
         keep, share = (16, 2) if sparsity is None or sparsity.n == 16 else (sparsity.n, sparsity.index_share)
         group = 32 if scheme.weight_bits == 8 and keep == 16 else scheme.group
-        wanted = {"bits": scheme.weight_bits, "group": group, "keep": keep, "index_share": share, "bytes_per_weight": None}
+        wanted = {"bits": scheme.weight_bits, "group": group, "keep": keep, "index_share": share, "kv_bits": scheme.kv_bits, "bytes_per_weight": None}
         fitting = [row for row in rows if row["rounding"] != "float" and all(row[name] == value for name, value in wanted.items())]
     return min(fitting, key=lambda row: row["log_perplexity"], default=None)
 
