@@ -252,6 +252,8 @@ def quantise_model(model: Model, scheme: Scheme, rounding: Rounding | None = Non
     if rounding is None and scheme.sparsity is not None and scheme.sparsity.n != scheme.sparsity.m:
         raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n}; pruning needs calibration (`headrace compress`), allowed here is 16")
     config = model.config
+    for name in sorted(scheme.tensor_bits.keys() - config.weight_shapes().keys()):
+        raise UserError(f"scheme {scheme.name}: tensor_bits.{name}: model {config.name} has no such linear; its layers are 0 to {config.layers - 1}")
     layers = []
     for index in range(config.layers):
         layer: dict[str, QuantisedLinear | np.ndarray] = {}

@@ -23,7 +23,6 @@ from headrace.sim.float_model import FloatExecutor
 Rounding = Literal["nearest", "fitted", "gptq"]
 Scaling = Literal["none", "awq", "smoothquant"]
 Pruning = Literal["magnitude", "wanda", "sparsegpt"]
-ROUNDINGS, SCALINGS, PRUNINGS = ("nearest", "fitted", "gptq"), ("none", "awq", "smoothquant"), ("magnitude", "wanda", "sparsegpt")
 
 TEXTS_PER_PASS = 16
 Advance = Callable[[int], None]
@@ -72,9 +71,20 @@ def collect(model: Model, tokens: np.ndarray, advance: Advance = lambda texts: N
     for start in range(0, len(tokens), TEXTS_PER_PASS):
         part = tokens[start : start + TEXTS_PER_PASS]
         executor.reset()
-        executor.prefill(part)
+        with np.errstate(over="ignore", invalid="ignore"):  # told below
+            executor.prefill(part)
         advance(len(part))
+    for name, inputs in found.items():
+        if not np.isfinite(inputs.gram).all():
+            raise UserError(f"model {model.config.name}: the inputs of {name} leave the range of float32 on the calibration texts")
     return found
+
+
+def check_shapes(config: LlamaConfig, scheme: Scheme) -> None:
+    """UserError where a sparse scheme's blocks do not fill one of a model's linears; said before long work."""
+    if scheme.sparsity is not None and scheme.sparsity.n < scheme.sparsity.m:
+        for kind in config.linear_names:
+            check_shape(kind, config.linear_shape(kind), scheme.sparsity.index_share)
 
 
 def calibrated(

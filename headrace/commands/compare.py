@@ -38,7 +38,7 @@ def command(
     config = model_config(model)
     choices = [parse_gpu(text) for text in gpus]
     document, used = compare(
-        config, list(machines), choices, scheme_name, overrides=groups, prefill=prefill, decode=decode, batch=batch
+        config, list(machines), choices, scheme_name, overrides=groups, prefill=prefill, decode=decode, batch=batch, model=model
     )
     if as_json:
         emit_json(document, used, seed)

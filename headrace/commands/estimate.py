@@ -38,8 +38,8 @@ def command(
     from headrace.hw.machine import load_machine
     from headrace.models.configfile import list_configs, split_overrides
     from headrace.mapping.sweep import write_atomically
+    from headrace.models.compressed import scheme_of
     from headrace.models.registry import model_config
-    from headrace.models.scheme import load_scheme
     from headrace.sim.energy import load_energy
     from headrace.sim.estimate import LEVELS, Workload, check_scheme, cycle_trace, estimate, step_trace
 
@@ -55,7 +55,7 @@ def command(
     description = load_machine(machine, groups["machine"])
     refuse_descriptive(groups["board"])
     board = load_board(description.board, groups["board"])
-    scheme = load_scheme(scheme_name or description.scheme, groups["scheme"])
+    scheme = scheme_of(model, scheme_name, description.scheme, groups["scheme"])
     table = load_energy(board.name) if board.name in list_configs("energy") else None
     workload = Workload(
         prefill=prefill_tokens or DEFAULT_TOKENS, decode=decode_steps or DEFAULT_TOKENS, batch=batch, context=context
