@@ -111,6 +111,8 @@ def read_packed_config(path: str | Path) -> tuple[LlamaConfig, Scheme, Made]:
             raise UserError(f"{path}: scheme: {field} = {getattr(scheme, field)}; allowed is 8")
     try:
         config = LlamaConfig(**sizes)
+    except UserError as error:
+        raise UserError(f"{path}: config: {error}") from None
     except TypeError:  # an object or a list where a name is looked up
         raise UserError(f"{path}: config: a field holds a list or an object; allowed are those of `headrace compress`") from None
     return config, scheme, validate(Made, section("made"), source=f"{path}: made")
