@@ -238,22 +238,27 @@ def quantise_codes(source: GroupCodes) -> QuantisedLinear:
     )
 
 
+def check_compressible(config: LlamaConfig, scheme: Scheme) -> None:
+    """UserError for a scheme that the numeric contract does not cover, or that names linears which the model lacks."""
+    for field, value, allowed in (
+        ("activation_bits", scheme.activation_bits, 8), ("kv_bits", scheme.kv_bits, 8),
+    ):
+        if value != allowed:
+            raise UserError(f"scheme {scheme.name}: {field} = {value}; weights can be compressed only with {field} = {allowed}")
+    for name in sorted(scheme.tensor_bits.keys() - config.weight_shapes().keys()):
+        raise UserError(f"scheme {scheme.name}: tensor_bits.{name}: model {config.name} has no such linear; its layers are 0 to {config.layers - 1}")
+
+
 Rounding = Callable[[str, np.ndarray], QuantisedLinear]
 """From a linear's name ("layers.3.q") and float32 weights to its codes."""
 
 
 def quantise_model(model: Model, scheme: Scheme, rounding: Rounding | None = None) -> QuantisedModel:
     """Compress `model`: its linears by `rounding`, or to the nearest codes. Raises UserError for what the numeric contract does not cover."""
-    for field, value, allowed in (
-        ("activation_bits", scheme.activation_bits, 8), ("kv_bits", scheme.kv_bits, 8),
-    ):
-        if value != allowed:
-            raise UserError(f"scheme {scheme.name}: {field} = {value}; weights can be compressed only with {field} = {allowed}")
+    check_compressible(model.config, scheme)
     if rounding is None and scheme.sparsity is not None and scheme.sparsity.n != scheme.sparsity.m:
         raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n}; pruning needs calibration (`headrace compress`), allowed here is 16")
     config = model.config
-    for name in sorted(scheme.tensor_bits.keys() - config.weight_shapes().keys()):
-        raise UserError(f"scheme {scheme.name}: tensor_bits.{name}: model {config.name} has no such linear; its layers are 0 to {config.layers - 1}")
     layers = []
     for index in range(config.layers):
         layer: dict[str, QuantisedLinear | np.ndarray] = {}

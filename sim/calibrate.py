@@ -16,7 +16,9 @@ from headrace.models.compress.statistics import InputStatistics
 from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig
 from headrace.models.model import Model
-from headrace.models.quantise import QuantisedLinear, QuantisedModel, finite_weight, quantise_groups, quantise_model, quantise_rows
+from headrace.models.quantise import (
+    QuantisedLinear, QuantisedModel, check_compressible, finite_weight, quantise_groups, quantise_model, quantise_rows,
+)
 from headrace.models.scheme import Scheme
 from headrace.sim.float_model import FloatExecutor
 
@@ -80,8 +82,9 @@ def collect(model: Model, tokens: np.ndarray, advance: Advance = lambda texts: N
     return found
 
 
-def check_shapes(config: LlamaConfig, scheme: Scheme) -> None:
-    """UserError where a sparse scheme's blocks do not fill one of a model's linears; said before long work."""
+def check_scheme(config: LlamaConfig, scheme: Scheme) -> None:
+    """UserError where a model cannot be compressed under a scheme; said before long work."""
+    check_compressible(config, scheme)
     if scheme.sparsity is not None and scheme.sparsity.n < scheme.sparsity.m:
         for kind in config.linear_names:
             check_shape(kind, config.linear_shape(kind), scheme.sparsity.index_share)

@@ -83,7 +83,7 @@ def command(
     from headrace.models.scheme import load_scheme
     from headrace.reports.accuracy import write_curve
     from headrace.sim.accuracy import Way, run_ways
-    from headrace.sim.calibrate import check_shapes, collect
+    from headrace.sim.calibrate import check_scheme, collect
     from headrace.sim.calibration_text import weights_sha256
     from headrace.sim.perplexity import check_length
     from headrace.sim.session import require_tokenizer
@@ -110,7 +110,7 @@ def command(
     ways += [Way(bits=4, group=g, bytes_per_weight=x) for x in budgets or () for g in groups]
     base = load_scheme("w4a8kv8")
     for way in ways:
-        check_shapes(loaded.config, way.scheme(base))
+        check_scheme(loaded.config, way.scheme(base))
         if way.bytes_per_weight is not None:
             check_budget(loaded.config, way.scheme(base), way.bytes_per_weight)
     calibrates = any(way.calibrates for way in ways)

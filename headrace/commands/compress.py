@@ -44,7 +44,7 @@ def command(
     from headrace.models.packed import SUFFIX, Made, is_packed, save_packed
     from headrace.models.registry import load_model
     from headrace.models.scheme import load_scheme
-    from headrace.sim.calibrate import Method, calibrated, check_shapes, collect
+    from headrace.sim.calibrate import Method, calibrated, check_scheme, collect
     from headrace.sim.session import scheme_overrides
     from headrace.sim.widths import check_budget, choose_widths, measure_losses
 
@@ -62,7 +62,7 @@ def command(
         if scaling != "none":
             raise UserError(f"--scaling {scaling}: widths are chosen from weights that are not scaled; leave one of the two out")
     loaded = load_model(model)
-    check_shapes(loaded.config, scheme)
+    check_scheme(loaded.config, scheme)
     if bytes_per_weight is not None:
         check_budget(loaded.config, scheme, bytes_per_weight)
     needs_texts = method.calibrates or bytes_per_weight is not None or (sparse and pruning != "magnitude")
@@ -117,4 +117,4 @@ def _refuse_pruning_options() -> None:
     context = click.get_current_context()
     for name in ("pruning", "mixed"):
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-            raise UserError(f"--{name}: the scheme is dense; give --set scheme.sparsity.n=8 (or another N), or leave the option out")
+            raise UserError(f"--{name}: the scheme is dense; give --scheme w4a8kv8-n8 or another sparse one, or leave the option out")
