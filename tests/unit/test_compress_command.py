@@ -227,6 +227,15 @@ def test_a_machine_refuses_what_it_does_not_decode(options, message, tmp_path, c
     assert cli.main(["generate", str(path), "--prompt", "the cat", "--tokens", "2"]) == 0
 
 
+def test_a_sweep_takes_models_alone(nearest):
+    from headrace.mapping.sweep import load_sweep
+    from headrace.sim.sweep_point import check_names
+
+    sweep = load_sweep("example").model_copy(update={"models": (str(nearest),)})
+    with pytest.raises(UserError, match="nearest.headrace has a scheme of its own; allowed are models, and their schemes in the field 'schemes'"):
+        check_names(sweep)
+
+
 def test_what_is_compressed_is_not_compressed_again(nearest, capsys, text_file, tmp_path):
     capsys.readouterr()
     assert "holds codes, no weights" in refused(capsys, "compress", nearest, "-o", tmp_path / "m.headrace")

@@ -29,9 +29,9 @@ def least_loss(losses, sizes, budget):
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e20])
 def test_the_solver_finds_the_best_of_all_combinations(scale):
-    for trial in range(4):
+    for trial in range(4 if scale == 1 else 1):
         rng = np.random.default_rng([SEED, trial])
-        names, widths = [f"layers.0.m{i}" for i in range(5)], (2, 3, 4, 8)
+        names, widths = [f"layers.0.m{i}" for i in range(4)], (2, 3, 4, 8)
         losses = {n: dict(zip(widths, np.sort(scale * np.exp(2 * rng.standard_normal(4)))[::-1].tolist(), strict=True)) for n in names}
         rows, columns = int(rng.integers(1, 200)), int(rng.integers(1, 4000))
         sizes = {n: {b: matrix_bytes(rows * int(rng.integers(1, 9)), columns, b) for b in widths} for n in names}
