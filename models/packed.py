@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import safetensors.numpy
-from pydantic import ConfigDict
 
 from headrace.models.configfile import StrictModel, validate
 from headrace.models.errors import UserError
@@ -25,13 +22,12 @@ from headrace.models.graph import LlamaConfig
 from headrace.models.quantise import (
     MAX_W8, QuantisedLinear, QuantisedModel, block_counts, check_contract_bits, rope_tables, stored_groups, window_rope_tables,
 )
-from headrace.models.safetensors_file import StoredTensor, open_safetensors, parse_object, read_metadata
-from headrace.models.scheme import GROUP_SHIFT, Scheme
+from headrace.models.safetensors_file import DTYPES, StoredTensor, open_safetensors, parse_object, read_metadata, save_safetensors
+from headrace.models.scheme import BLOCK, GROUP_SHIFT, KEPT_COUNTS, Scheme
 from headrace.models.tokenizer import Tokenizer
 
 SUFFIX = ".headrace"
 FORMAT = "headrace-packed-1"
-_TYPES = {"U8": np.uint8, "I8": np.int8, "I16": np.int16, "F32": np.float32}
 
 
 class Stored(StrictModel):
@@ -45,8 +41,6 @@ class Stored(StrictModel):
 
 class Made(StrictModel):
     """Where a file's codes come from; all of it is for people to read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str
     rounding: str
@@ -84,16 +78,14 @@ def save_packed(path: Path, model: QuantisedModel, made: Made) -> None:
         "format": FORMAT, "config": json.dumps(model.config.to_dict()), "scheme": json.dumps(model.scheme.model_dump()),
         "linears": json.dumps(linears), "made": json.dumps(made.model_dump()),
     }
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        handle, temporary = tempfile.mkstemp(prefix=path.name, suffix=".part", dir=path.parent)
-        os.close(handle)
-        try:
-            safetensors.numpy.save_file(tensors, temporary, metadata)
-            os.replace(temporary, path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
+        save_safetensors(temporary, tensors, metadata)
+        os.replace(temporary, path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_packed_config(path: str | Path) -> tuple[LlamaConfig, Scheme, Made]:
@@ -115,15 +107,21 @@ def read_packed_config(path: str | Path) -> tuple[LlamaConfig, Scheme, Made]:
         raise UserError(f"{path}: config.name = {str(sizes['name'])[:60]!r}; allowed is a text of 1 to 200 characters")
     scheme = validate(Scheme, section("scheme"), source=f"{path}: scheme")
     check_contract_bits(scheme, f"{path}: scheme")
-    return LlamaConfig(**sizes), scheme, validate(Made, section("made"), source=f"{path}: made")
+    try:
+        config = LlamaConfig(**sizes)
+    except UserError as error:
+        raise UserError(f"{path}: config: {error}") from None
+    except TypeError:  # an object or a list where a name is looked up
+        raise UserError(f"{path}: config: a field holds a list or an object; allowed are those of `headrace compress`") from None
+    return config, scheme, validate(Made, section("made"), source=f"{path}: made")
 
 
 def load_packed(path: str | Path) -> Packed:
     """Read and check a whole file. Raises UserError naming file, tensor and what is allowed."""
     path = Path(path)
     config, scheme, made = read_packed_config(path)
-    stored = open_safetensors(path, {name: np.dtype(dtype).itemsize for name, dtype in _TYPES.items()})
-    linears = parse_object(read_metadata(path)["linears"].encode(), f"{path}: linears")
+    stored = open_safetensors(path, {name: dtype.itemsize for name, dtype in DTYPES.items()})
+    linears = parse_object(read_metadata(path).get("linears", "").encode(), f"{path}: linears")
     used: set[str] = set()
 
     def array(name: str, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -143,9 +141,12 @@ def load_packed(path: str | Path) -> Packed:
 
     def matrix(name: str, shape: tuple[int, int]) -> QuantisedLinear:
         how = validate(Stored, linears.get(name) if isinstance(linears.get(name), dict) else {}, source=f"{path}: linears: {name}")
+        _check_stored(path, name, how, scheme)
         return _load(path, name, shape, how, array, vector)
 
     shapes = config.weight_shapes()
+    for name in sorted(linears.keys() - shapes.keys()):
+        raise UserError(f"{path}: linears: {name[:60]!r} is not part of this model")
     found = {name: matrix(name, shape) if len(shape) == 2 else vector(name, shape) for name, shape in shapes.items()}
     tokenizer = None
     if "tokenizer" in stored:
@@ -189,6 +190,17 @@ def _store(tensors: dict[str, np.ndarray], name: str, linear: QuantisedLinear) -
     return Stored(bits=linear.bits, group=linear.group, sparse=linear.kept is not None, index_share=linear.index_share).model_dump()
 
 
+def _check_stored(path: Path, name: str, how: Stored, scheme: Scheme) -> None:
+    """UserError where a matrix is stored in another way than the scheme says, which commands that read no codes go by."""
+    of_layer = name.startswith("layers.")
+    bits = scheme.bits_of_tensor(name) if of_layer else 8
+    group = how.group if bits == 8 else scheme.group
+    if (how.bits, how.group) != (bits, group):
+        raise UserError(f"{path}: linears: {name}: bits = {how.bits}, group = {how.group}; allowed are the scheme's {bits} and {group}")
+    if how.sparse and not (of_layer and scheme.sparsity is not None and how.index_share == scheme.sparsity.index_share):
+        raise UserError(f"{path}: linears: {name}: sparse = true, index_share = {how.index_share}; the scheme's sparsity is {scheme.sparsity}")
+
+
 def _load(path: Path, name: str, shape: tuple[int, int], how: Stored, array, vector) -> QuantisedLinear:
     rows, columns = shape
     kept, most = None, columns
@@ -198,9 +210,11 @@ def _load(path: Path, name: str, shape: tuple[int, int], how: Stored, array, vec
         bits = array(f"{name}.kept", "U8", (rows // how.index_share, -(-columns // 8)))
         kept = np.repeat(np.unpackbits(bits, axis=1, count=columns).astype(bool), how.index_share, axis=0)
         try:
-            block_counts(kept, how.index_share)
+            counts = block_counts(kept, how.index_share)
         except ValueError as error:
             raise UserError(f"{path}: tensor {name}.kept: {error}") from None
+        if columns % BLOCK or not np.isin(counts, KEPT_COUNTS).all():
+            raise UserError(f"{path}: tensor {name}.kept: allowed are {', '.join(map(str, KEPT_COUNTS))} columns of every {BLOCK}")
         most = int(kept.sum(axis=1).max())
     count = rows * columns if kept is None else int(kept.sum())
     unsigned = _unpack_bits(array(f"{name}.codes", "U8", (-(-count * how.bits // 8),)), how.bits, count)
@@ -227,7 +241,7 @@ def _load(path: Path, name: str, shape: tuple[int, int], how: Stored, array, vec
 
 
 def _array(tensor: StoredTensor) -> np.ndarray:
-    return np.frombuffer(tensor.data, _TYPES[tensor.dtype], count=int(np.prod(tensor.shape)), offset=tensor.start).reshape(tensor.shape).copy()
+    return np.frombuffer(tensor.data, DTYPES[tensor.dtype], count=int(np.prod(tensor.shape)), offset=tensor.start).reshape(tensor.shape).copy()
 
 
 def _pack_bits(values: np.ndarray, bits: int) -> np.ndarray:

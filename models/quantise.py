@@ -238,10 +238,6 @@ def quantise_codes(source: GroupCodes) -> QuantisedLinear:
     )
 
 
-Rounding = Callable[[str, np.ndarray], QuantisedLinear]
-"""From a linear's name ("layers.3.q") and float32 weights to its codes."""
-
-
 def check_contract_bits(scheme: Scheme, source: str) -> None:
     """UserError for activations or a cache of bits that the numeric contract does not have."""
     for field, value, allowed in (("activation_bits", scheme.activation_bits, (8,)), ("kv_bits", scheme.kv_bits, (4, 8))):
@@ -249,9 +245,20 @@ def check_contract_bits(scheme: Scheme, source: str) -> None:
             raise UserError(f"{source}: {field} = {value}; allowed by the numeric contract is {' or '.join(map(str, allowed))}")
 
 
+def check_compressible(config: LlamaConfig, scheme: Scheme) -> None:
+    """UserError for a scheme that the numeric contract does not cover, or that names linears which the model lacks."""
+    check_contract_bits(scheme, f"scheme {scheme.name}")
+    for name in sorted(scheme.tensor_bits.keys() - config.weight_shapes().keys()):
+        raise UserError(f"scheme {scheme.name}: tensor_bits.{name}: model {config.name} has no such linear; its layers are 0 to {config.layers - 1}")
+
+
+Rounding = Callable[[str, np.ndarray], QuantisedLinear]
+"""From a linear's name ("layers.3.q") and float32 weights to its codes."""
+
+
 def quantise_model(model: Model, scheme: Scheme, rounding: Rounding | None = None) -> QuantisedModel:
     """Compress `model`: its linears by `rounding`, or to the nearest codes. Raises UserError for what the numeric contract does not cover."""
-    check_contract_bits(scheme, f"scheme {scheme.name}")
+    check_compressible(model.config, scheme)
     if rounding is None and scheme.sparsity is not None and scheme.sparsity.n != scheme.sparsity.m:
         raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n}; pruning needs calibration (`headrace compress`), allowed here is 16")
     config = model.config

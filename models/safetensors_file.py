@@ -24,6 +24,8 @@ MAX_DEPTH = 64
 MAX_COMMAS = 1 << 21  # an empty list takes twenty times the memory of its text; a tokenizer.json of 262,144 tokens has 1.3 million
 MAX_NAME = 255  # of a file, on the file systems in use
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+DTYPES = {"U8": np.dtype("u1"), "I8": np.dtype("i1"), "I16": np.dtype("<i2"), "F32": np.dtype("<f4")}
+"""Of the tensors of packed files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +139,25 @@ def _stored(path: Path, data: mmap.mmap, name: str, entry: object, base: int, si
             f"{path}: tensor {name[:60]!r} of shape {list(shape[:8])} in {dtype} does not fill its {offsets[1] - offsets[0]} bytes"
         )
     return StoredTensor(data=data, dtype=dtype, shape=shape, start=base + offsets[0], end=base + offsets[1])
+
+
+def save_safetensors(path: Path, tensors: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Write contiguous arrays of the types in `DTYPES`. The same input gives the same bytes, which the package's own writer does not promise
+    (its metadata have no order). Raises OSError."""
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    ordered = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))  # so that each lies at a multiple of its element
+    offset = 0
+    for name in ordered:
+        array = tensors[name]
+        header[name] = {"dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": [offset, offset + array.nbytes]}
+        offset += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for name in ordered:
+            file.write(np.ascontiguousarray(tensors[name]).data.cast("B") if tensors[name].size else b"")
 
 
 def open_folder(folder: Path) -> dict[str, StoredTensor]:

@@ -27,8 +27,11 @@ ROW_SCALE_BYTES = 4
 BLOCK = 16
 """N:16 sparsity keeps the same number of weights in every row of a block of 16 rows and 16 columns."""
 
+KEPT_COUNTS = (2, 4, 8, 12, 16)
+"""How many of its 16 columns a row of a block may keep."""
+
 BLOCK_COUNT_BITS = 3
-"""How many of its 16 columns a block keeps: 2, 4, 8, 12 or 16."""
+"""Which of `KEPT_COUNTS` a block keeps."""
 
 
 class Sparsity(StrictModel):

@@ -14,6 +14,7 @@ from headrace.mapping.sweep import write_atomically
 from headrace.models.compress.statistics import InputStatistics
 from headrace.models.configfile import config_sha256, validate
 from headrace.models.errors import UserError
+from headrace.models.graph import DTYPE_BYTES
 from headrace.models.model import Model
 from headrace.models.quantise import QuantisedModel
 from headrace.models.safetensors_file import read_json
@@ -98,7 +99,7 @@ def run_ways(
     """
     path = folder / RESULTS
     sha = config_sha256(identity)
-    rows = _kept(path, sha) if resume else []
+    rows = _kept(path, sha, texts) if resume else []
     if not resume and path.exists():
         raise UserError(f"{path}: exists; give --resume to go on with it, or another -o")
     known = {json.dumps({name: row[name] for name in asdict(Way())}, sort_keys=True) for row in rows}
@@ -112,7 +113,7 @@ def run_ways(
             found = statistics()
         if way.rounding == "float":
             executor: Executor = FloatExecutor.from_model(model)
-            size = sum(math.prod(shape) for shape in model.config.weight_shapes().values()) * 2
+            size = model.config.parameters * DTYPE_BYTES[model.config.dtype]
         else:
             plain = replace(way, kv_bits=8)  # weights do not depend on the cache
             if made is None or made[0] != plain:
@@ -162,23 +163,33 @@ def _compressed(model: Model, way: Way, base: Scheme, statistics, losses) -> Qua
     return calibrated(model, scheme, way.method, statistics)
 
 
-def _kept(path: Path, sha: str) -> list[dict]:
+def _kept(path: Path, sha: str, texts: Mapping[str, object]) -> list[dict]:
     """Rows of an earlier run; UserError where it was of another model, scheme, calibration or texts."""
     if not path.is_file():
         return []
     document = read_json(path)
     if document.get("identity_sha256") != sha:
         raise UserError(f"{path}: is of another model, scheme, calibration or texts; give another -o")
-    return _checked_rows(path, document)
+    return _checked_rows(path, document, texts)
 
 
-def _checked_rows(path: Path, document: Mapping) -> list[dict]:
+def _checked_rows(path: Path, document: Mapping, texts: Mapping | None = None) -> list[dict]:
     rows = document.get("rows")
-    needed = {*asdict(Way()), "weight_bytes", "bytes_of_weight", "perplexity", "log_perplexity"}
-    if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() == needed and _number(row["log_perplexity"]) for row in rows):
+    if not isinstance(rows, list) or not all(isinstance(row, dict) and _is_row(row, texts) for row in rows):
         raise UserError(f"{path}: field rows does not hold rows of this version")
     return rows
 
 
-def _number(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < 700
+def _is_row(row: dict, texts: Mapping[str, object] | None) -> bool:
+    """Whether it is what `row_of` gives; of these texts, where they are known."""
+
+    def positive(value: object) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+    if row.keys() != {*asdict(Way()), "weight_bytes", "bytes_of_weight", "perplexity", "log_perplexity"}:
+        return False
+    scores = row["perplexity"]
+    return (
+        isinstance(scores, dict) and list(scores) == list(scores if texts is None else texts) and all(map(positive, [row["weight_bytes"], row["bytes_of_weight"], *scores.values()]))
+        and isinstance(row["log_perplexity"], float) and math.isfinite(row["log_perplexity"])
+    )

@@ -17,14 +17,15 @@ from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig
 from headrace.models.masks import Mask
 from headrace.models.model import Model
-from headrace.models.quantise import QuantisedLinear, QuantisedModel, finite_weight, quantise_groups, quantise_model, quantise_rows
+from headrace.models.quantise import (
+    QuantisedLinear, QuantisedModel, check_compressible, finite_weight, quantise_groups, quantise_model, quantise_rows,
+)
 from headrace.models.scheme import Scheme
 from headrace.sim.float_model import FloatExecutor
 
 Rounding = Literal["nearest", "fitted", "gptq"]
 Scaling = Literal["none", "awq", "smoothquant"]
 Pruning = Literal["magnitude", "wanda", "sparsegpt"]
-ROUNDINGS, SCALINGS, PRUNINGS = ("nearest", "fitted", "gptq"), ("none", "awq", "smoothquant"), ("magnitude", "wanda", "sparsegpt")
 
 TEXTS_PER_PASS = 16
 Advance = Callable[[int], None]
@@ -75,9 +76,21 @@ def collect(
     for start in range(0, len(tokens), TEXTS_PER_PASS):
         part = tokens[start : start + TEXTS_PER_PASS]
         executor.reset()
-        executor.prefill(part)
+        with np.errstate(over="ignore", invalid="ignore"):  # told below
+            executor.prefill(part)
         advance(len(part))
+    for name, inputs in found.items():
+        if not np.isfinite(inputs.gram).all():
+            raise UserError(f"model {model.config.name}: the inputs of {name} leave the range of float32 on the calibration texts")
     return found
+
+
+def check_scheme(config: LlamaConfig, scheme: Scheme) -> None:
+    """UserError where a model cannot be compressed under a scheme; said before long work."""
+    check_compressible(config, scheme)
+    if scheme.sparsity is not None and scheme.sparsity.n < scheme.sparsity.m:
+        for kind in config.linear_names:
+            check_shape(kind, config.linear_shape(kind), scheme.sparsity.index_share)
 
 
 def calibrated(

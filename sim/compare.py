@@ -2,9 +2,9 @@
 
 from headrace.hw.board import load_board, refuse_descriptive
 from headrace.hw.machine import load_machine
+from headrace.models.compressed import scheme_of
 from headrace.models.configfile import list_configs
 from headrace.models.graph import LlamaConfig, require_plain_llama
-from headrace.models.scheme import load_scheme
 from headrace.sim.energy import load_energy
 from headrace.sim.estimate import Workload, estimate
 from headrace.sim.gpu import GpuChoice, break_even_batch, break_even_measured, gpu_rows
@@ -14,11 +14,12 @@ DEFAULT_SCHEME = "w4a8kv8"
 
 def compare(
     config: LlamaConfig, machines: list[str], gpus: list[GpuChoice], scheme_name: str | None, *, overrides: dict[str, list[str]],
-    prefill: int, decode: int, batch: int,
+    prefill: int, decode: int, batch: int, model: str = "",
 ) -> tuple[dict, list]:
-    """(document without its stamp, everything that decided it). `overrides` as `configfile.split_overrides` gives them.
+    """(document without its stamp, everything that decided it). `overrides` as `configfile.split_overrides` gives them. model: its name or path.
 
-    Machines run under `scheme_name`, else their own scheme; GPU bounds under `scheme_name`, else the first machine's, else w4a8kv8.
+    Machines run under `scheme_name`, else their own scheme; GPU bounds under `scheme_name`, else the first machine's, else w4a8kv8;
+    a packed file has its own.
     """
     require_plain_llama(config, "`compare`")
     workload = Workload(prefill=prefill, decode=decode, batch=batch)
@@ -28,13 +29,13 @@ def compare(
     for name in machines:
         machine = load_machine(name, overrides["machine"])
         board = load_board(machine.board, overrides["board"])
-        scheme = load_scheme(scheme_name or machine.scheme, overrides["scheme"])
+        scheme = scheme_of(model, scheme_name, machine.scheme, overrides["scheme"])
         table = load_energy(board.name) if board.name in list_configs("energy") else None
         document = estimate(config, scheme, machine, board, table, workload)
         rows.append(machine_row(document))
         schemes.append(scheme)
         used += [machine, board, scheme, table]
-    scheme = schemes[0] if schemes else load_scheme(scheme_name or DEFAULT_SCHEME, overrides["scheme"])
+    scheme = schemes[0] if schemes else scheme_of(model, scheme_name, DEFAULT_SCHEME, overrides["scheme"])
     machine_rows = list(rows)
     for choice in gpus:
         rows += gpu_rows(choice, config, scheme, prefill=prefill, decode=decode, batch=batch)

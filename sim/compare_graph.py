@@ -11,9 +11,9 @@ import numpy as np
 from headrace.hw.board import load_board, refuse_descriptive
 from headrace.hw.machine import load_machine
 from headrace.mapping.transforms import Work
+from headrace.models.compressed import scheme_of
 from headrace.models.configfile import list_configs
 from headrace.models.errors import UserError
-from headrace.models.scheme import load_scheme
 from headrace.sim.compare import DEFAULT_SCHEME, machine_row
 from headrace.sim.energy import load_energy
 from headrace.sim.estimate import Workload
@@ -23,7 +23,7 @@ from headrace.sim.gpu import GpuChoice, rows_of_steps
 
 def compare_graph(
     work: Work, applied: list[dict], machines: list[str], gpus: list[GpuChoice], scheme_name: str | None, *,
-    overrides: dict[str, list[str]], prefill: int, decode: int,
+    overrides: dict[str, list[str]], prefill: int, decode: int, model: str = "",
 ) -> tuple[dict, list]:
     """As `compare.compare`; the batch is that of `work`. Raises UserError for an encoder, which has no decode."""
     graph = work.graph
@@ -36,12 +36,12 @@ def compare_graph(
     for name in machines:
         machine = load_machine(name, overrides["machine"])
         board = load_board(machine.board, overrides["board"])
-        scheme = load_scheme(scheme_name or machine.scheme, overrides["scheme"])
+        scheme = scheme_of(model, scheme_name, machine.scheme, overrides["scheme"])
         table = load_energy(board.name) if board.name in list_configs("energy") else None
         rows.append(machine_row(estimate_graph(work, scheme, machine, board, table, workload, applied=applied)))
         schemes.append(scheme)
         used += [machine, board, scheme, table]
-    scheme = schemes[0] if schemes else load_scheme(scheme_name or DEFAULT_SCHEME, overrides["scheme"])
+    scheme = schemes[0] if schemes else scheme_of(model, scheme_name, DEFAULT_SCHEME, overrides["scheme"])
     contexts = np.arange(prefill + 1, prefill + decode + 1)
     held = tuple(work.held_bytes(one, workload.longest) for one in (None, scheme))
     half, packed = work.decode_bytes(None, contexts), work.decode_bytes(scheme, contexts)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from headrace.models.errors import UserError
 from headrace.sim.float_model import FloatExecutor
 
 
@@ -27,6 +28,8 @@ def write_texts(
     executor.reset()
     for place in range(1, length):
         logits = executor.step(tokens[:, place - 1])
+        if not np.isfinite(logits).all():
+            raise UserError(f"model {config.name}: its activations leave the range of float32, so it writes no texts")
         weights = np.exp(logits - logits.max(axis=1, keepdims=True)).cumsum(axis=1, dtype=np.float64)
         drawn = rng.random(texts) * weights[:, -1]
         tokens[:, place] = [min(np.searchsorted(row, value, side="right"), config.vocab - 1) for row, value in zip(weights, drawn, strict=True)]

@@ -8,6 +8,7 @@ from headrace.hw.machine import load_machine
 from headrace.mapping.sweep import Point, Sweep, points
 from headrace.models.configfile import StrictModel, apply_overrides, list_configs, split_overrides, validate
 from headrace.models.errors import UserError
+from headrace.models.packed import is_packed
 from headrace.models.registry import model_config
 from headrace.models.scheme import load_scheme
 from headrace.sim.energy import load_energy
@@ -65,6 +66,8 @@ def check_names(sweep: Sweep) -> None:
     A value may still make a combination that is not legal: that point then says so in its ``error``.
     """
     for model in sweep.models:
+        if is_packed(model):
+            raise UserError(f"sweep {sweep.name}: models: {model} has a scheme of its own; allowed are models, and their schemes in the field 'schemes'")
         _model_config(model)
     first = next(points(sweep))
     groups = split_overrides(first.overrides)

@@ -9,6 +9,7 @@ import numpy as np
 from headrace.models.compress.statistics import InputStatistics
 from headrace.models.compress.widths import solve_widths
 from headrace.models.errors import UserError
+from headrace.models.graph import LlamaConfig
 from headrace.models.model import Model
 from headrace.models.quantise import finite_weight
 from headrace.models.scheme import Scheme, matrix_bytes, weight_bytes
@@ -56,16 +57,28 @@ def choose_widths(
 ) -> Scheme:
     """`scheme` with the widths of all linears that lose least while all weights take at most `bytes_per_weight` each."""
     config = model.config
+    check_budget(config, scheme, bytes_per_weight)
     sizes = {
         name: {bits: matrix_bytes(*config.linear_shape(name.rpartition(".")[2]), bits, scheme.group) for bits in widths}
         for name, widths in losses.items()
     }
-    narrow = scheme.model_copy(update={"tensor_bits": dict.fromkeys(losses, WIDTHS[0])})
-    fixed = weight_bytes(config, narrow) - sum(size[WIDTHS[0]] for size in sizes.values())
+    fixed = weight_bytes(config, _narrowest(config, scheme)) - sum(size[WIDTHS[0]] for size in sizes.values())
     budget = int(bytes_per_weight * config.parameters) - fixed
-    if budget <= 0:
-        raise UserError(f"{bytes_per_weight} bytes per weight: embedding, norms and biases alone take {fixed / config.parameters:.4f}")
     return scheme.model_copy(update={"name": f"{scheme.name}-{bytes_per_weight:g}", "tensor_bits": solve_widths(losses, sizes, budget)})
+
+
+def check_budget(config: LlamaConfig, scheme: Scheme, bytes_per_weight: float) -> None:
+    """UserError for a budget that no widths keep; said before they are measured."""
+    least = weight_bytes(config, _narrowest(config, scheme))
+    if least > bytes_per_weight * config.parameters:
+        raise UserError(
+            f"--bytes-per-weight {bytes_per_weight:g}: with {WIDTHS[0]} bits for every linear of {config.name} its weights take "
+            f"{least / config.parameters:.4f} bytes each; allowed is more than that"
+        )
+
+
+def _narrowest(config: LlamaConfig, scheme: Scheme) -> Scheme:
+    return scheme.model_copy(update={"weight_bits": WIDTHS[0], "linear_bits": {}, "tensor_bits": {}})
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:

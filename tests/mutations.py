@@ -13,6 +13,7 @@ import shutil
 import signal
 import struct
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +24,16 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from headrace.models.architectures import describe
+from headrace.models.configfile import validate
 from headrace.models.errors import MAX_LINE, UserError
 from headrace.models.gguf_decoder import load_gguf, read_gguf_config
 from headrace.models.hf import load_hf, read_hf_config
+from headrace.models.packed import Made, load_packed, read_packed_config, save_packed
+from headrace.models.scheme import Scheme
 from headrace.models.tokenizer import Tokenizer
+from headrace.sim.calibrate import Method, calibrated
+from headrace.sim.golden import GoldenExecutor
+from headrace.sim.session import nan_named
 
 TIME_LIMIT_S = 10
 MEMORY_LIMIT_BYTES = 2 << 30
@@ -414,6 +421,68 @@ def load_mutated_config(folder: Path) -> None:
             pass
 
 
+# Packed files.
+
+
+def packed_documents(folder: Path) -> list[tuple[dict, bytes]]:
+    """(header, data) of packed files: dense, sparse, of other families, with a tokenizer."""
+    from dataclasses import replace
+
+    from float_families import family
+
+    tokenizer = Tokenizer.from_bytes(json.dumps(tokenizer_documents()[-1]).encode(), "own")
+    found = []
+    for name, scheme in (
+        ("llama", {"weight_bits": 4}), ("opt", {"weight_bits": 4, "sparsity": {"n": 8}}), ("gemma3", {"weight_bits": 3, "tensor_bits": {"layers.1.q": 8}}),
+    ):  # fmt: skip
+        method = Method(rounding="nearest", pruning="magnitude", mixed=True)
+        model = calibrated(replace(family(name), tokenizer=tokenizer), validate(Scheme, {"name": "x", **scheme}, source="x"), method, None)
+        path = folder / "whole.headrace"
+        save_packed(path, model, Made(model=name, rounding="nearest", scaling="none"))
+        raw = path.read_bytes()
+        path.unlink()
+        (length,) = struct.unpack("<Q", raw[:8])
+        found.append((json.loads(raw[8 : 8 + length]), raw[8 + length :]))
+    return found
+
+
+def mutate_packed(rng: random.Random, folder: Path, bases: list[tuple[dict, bytes]]) -> Path:
+    path = folder / "m.headrace"
+    header, data = rng.choice(bases)
+    header = json.loads(json.dumps(header))
+    metadata, text, claimed = header["__metadata__"], None, None
+    match rng.randrange(8):
+        case 0 | 1 | 2:
+            section = rng.choice(["config", "scheme", "linears", "made"])
+            metadata[section] = mutated_json(rng, json.loads(metadata[section])).decode("utf-8", "replace")
+        case 3:
+            text = mutated_json(rng, header, [*VALUES, '"F16"', '"I8"', '"I16"', "[32]", "[1024, 0]", "[4294967296, 4294967296]"])
+        case 4:
+            claimed = rng.choice(NUMBERS)
+        case 5:
+            data = mutated_bytes(rng, data)
+        case 6:  # one tensor's bytes alone
+            start, end = rng.choice([entry for name, entry in header.items() if name != "__metadata__"])["data_offsets"]
+            data = data[:start] + mutated_bytes(rng, data[start:end]).ljust(end - start, b"\xff")[: end - start] + data[end:]
+        case 7:
+            other = rng.choice(bases)[0]["__metadata__"]
+            metadata[rng.choice(list(metadata))] = rng.choice(list(other.values()))
+    text = json.dumps(header).encode() if text is None else text
+    raw = safetensors_bytes(text, data, claimed)
+    path.write_bytes(mutated_bytes(rng, raw, rng.choice([None, 64])) if rng.random() < 0.1 else raw)
+    return path
+
+
+def load_mutated_packed(path: Path) -> None:
+    """A whole file is run, too: what was let through must decode."""
+    model = load_packed(path).model
+    assert read_packed_config(path)[0] == model.config and model.required_bytes > 0
+    if model.tokenizer is not None:
+        speak(model.tokenizer)
+    with nan_named(model.config), np.errstate(all="ignore"):
+        GoldenExecutor(model).step(0)
+
+
 # tokenizer.json.
 
 
@@ -497,17 +566,20 @@ def mutate_tokenizer(rng: random.Random, folder: Path, bases: list[dict]) -> Pat
 def kinds() -> dict[str, tuple[Callable, Callable]]:
     """Kind -> the function that writes a mutated file, and the one that loads it."""
     byte_level, sentence_piece, spoken = gguf_document("gpt2"), gguf_document("llama"), tokenizer_documents()
+    with tempfile.TemporaryDirectory() as folder:
+        compressed = packed_documents(Path(folder))
     return {
         "gguf": (lambda rng, folder: mutate_gguf(rng, folder, byte_level), load_mutated_gguf),
         "gguf-sentencepiece": (lambda rng, folder: mutate_gguf(rng, folder, sentence_piece), load_mutated_gguf),
         "safetensors": (lambda rng, folder: mutate_safetensors(rng, folder, False), lambda folder: read_all(load_hf(folder))),
         "shards": (lambda rng, folder: mutate_safetensors(rng, folder, True), lambda folder: read_all(load_hf(folder))),
         "config": (mutate_config, load_mutated_config),
+        "packed": (lambda rng, folder: mutate_packed(rng, folder, compressed), load_mutated_packed),
         "tokenizer": (lambda rng, folder: mutate_tokenizer(rng, folder, spoken), lambda path: speak(Tokenizer.from_file(path))),
     }
 
 
-KINDS = ("gguf", "gguf-sentencepiece", "safetensors", "shards", "config", "tokenizer")
+KINDS = ("gguf", "gguf-sentencepiece", "safetensors", "shards", "config", "packed", "tokenizer")
 
 
 def run(kind: str, seed: int, numbers: range, folder: Path) -> dict[str, object]:

@@ -78,15 +78,17 @@ def command(
     The float model is always scored too. log_perplexity is the mean over the texts. Hours on large models: every row is kept as it comes.
     """
     import hashlib
+    from functools import cache
 
     from headrace.models.registry import load_model
     from headrace.models.scheme import load_scheme
     from headrace.reports.accuracy import write_curve
     from headrace.sim.accuracy import Way, run_ways, way_of
-    from headrace.sim.calibrate import collect
+    from headrace.sim.calibrate import check_scheme, collect
+    from headrace.sim.calibration_text import weights_sha256
     from headrace.sim.perplexity import check_length
     from headrace.sim.session import require_tokenizer
-    from headrace.sim.widths import measure_losses
+    from headrace.sim.widths import check_budget, measure_losses
 
     contents = {path: read_text(path) for path in text_paths}
     scored = {path.stem: text for path, text in contents.items()}
@@ -98,8 +100,8 @@ def command(
     loaded = load_model(model)
     tokenizer = require_tokenizer(loaded)
     encoded = {name: tokenizer.encode(text) for name, text in scored.items()}
-    for tokens in encoded.values():
-        check_length(loaded.config, len(tokens))
+    for text_tokens in encoded.values():
+        check_length(loaded.config, len(text_tokens))
     ways = [Way(rounding="float")] + [
         Way(bits=b, group=g, keep=k, index_share=s, mixed=m == "yes", pruning=p, rounding=r, scaling=c, kv_bits=v)
         for k, m, s, p, c, r, b, g, v in product(keeps, mixed, shares, prunings, scalings, roundings, bits, groups, caches)
@@ -108,46 +110,42 @@ def command(
     ways = list(dict.fromkeys(_plain(way) for way in ways))
     ways += [Way(bits=4, group=g, bytes_per_weight=x, kv_bits=v) for x in budgets or () for g in groups for v in caches]
     base = load_scheme("w4a8kv8")
+    for way in ways:
+        check_scheme(loaded.config, way.scheme(base))
+        if way.bytes_per_weight is not None:
+            check_budget(loaded.config, way.scheme(base), way.bytes_per_weight)
+    calibrates = any(way.calibrates for way in ways)
+    if files and not calibrates:
+        raise UserError(f"--calibrate {files[0]}: none of these compressions reads texts; leave it out")
+    tokens = calibration_tokens(loaded, files, texts, length, seed) if calibrates else None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"-o {folder}: cannot be made: {error.strerror}") from None
     identity = [
-        loaded.config.to_dict(), base, {name: hashlib.sha256(text.encode()).hexdigest() for name, text in scored.items()},
+        loaded.config.to_dict(), weights_sha256(loaded), base, {name: hashlib.sha256(text.encode()).hexdigest() for name, text in scored.items()},
         [hashlib.sha256(read_text(path, "--calibrate").encode()).hexdigest() for path in files], texts, length, seed,
     ]  # fmt: skip
     with progress(f"{len(ways)} compressions of {loaded.config.name}", total=len(ways) * sum(map(len, encoded.values()))) as advance:
-        calibration: list = []
 
-        def tokens_once():
-            if not calibration:
-                calibration.append(calibration_tokens(loaded, files, texts, length, seed))
-            return calibration[0]
-
+        @cache
         def statistics():
             advance(0, "gathering statistics of inputs")
-            return collect(loaded, tokens_once())
+            return collect(loaded, tokens)
 
         measured: dict = {}
 
         def losses(scheme, method):
             if scheme.group not in measured:
                 advance(0, "measuring what each linear loses")
-                measured[scheme.group] = measure_losses(loaded, scheme, method, found_statistics(), tokens_once(), lambda steps: None)
+                measured[scheme.group] = measure_losses(loaded, scheme, method, statistics(), tokens, lambda steps: None)
             return measured[scheme.group]
 
-        kept: list = []
-
-        def found_statistics():
-            if not kept:
-                kept.append(statistics())
-            return kept[0]
-
         rows = run_ways(
-            loaded, ways, base, encoded, folder, statistics=found_statistics, losses=losses, resume=resume,
+            loaded, ways, base, encoded, folder, statistics=statistics, losses=losses, resume=resume,
             note=lambda text: advance(0, text), advance=advance, identity=identity,
         )
-    document = {"model": loaded.config.name, "texts": {name: len(tokens) for name, tokens in encoded.items()}, "rows": rows}
+    document = {"model": loaded.config.name, "texts": {name: len(text_tokens) for name, text_tokens in encoded.items()}, "rows": rows}
     document |= write_curve(folder, loaded.config.name, rows)
     if as_json:
         emit_json(document, identity, seed)

@@ -48,10 +48,10 @@ def command(
     config = None if transforms else plain_llama(model)
     how = {"overrides": groups, "prefill": prefill, "decode": decode}
     if config is not None:
-        document, used = compare(config, list(machines), choices, scheme_name, batch=batch, **how)
+        document, used = compare(config, list(machines), choices, scheme_name, batch=batch, model=model, **how)
     else:
         work, applied = apply_transforms(load_graph(model), transforms, batch)
-        document, used = compare_graph(work, applied, list(machines), choices, scheme_name, **how)
+        document, used = compare_graph(work, applied, list(machines), choices, scheme_name, model=model, **how)
     if accuracy_folder is not None:
         _add_accuracy(document, accuracy_folder, {item.name: item for item in used if isinstance(item, Scheme)})
     if as_json:

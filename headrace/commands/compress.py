@@ -44,9 +44,9 @@ def command(
     from headrace.models.packed import SUFFIX, Made, is_packed, save_packed
     from headrace.models.registry import load_model
     from headrace.models.scheme import load_scheme
-    from headrace.sim.calibrate import Method, calibrated, collect
+    from headrace.sim.calibrate import Method, calibrated, check_scheme, collect
     from headrace.sim.session import scheme_overrides
-    from headrace.sim.widths import choose_widths, measure_losses
+    from headrace.sim.widths import check_budget, choose_widths, measure_losses
 
     if not is_packed(output):
         raise UserError(f"-o {output}: allowed is a name that ends with {SUFFIX}")
@@ -56,9 +56,15 @@ def command(
     sparse = scheme.sparsity is not None and scheme.sparsity.n < scheme.sparsity.m
     if not sparse:
         _refuse_pruning_options()
-    if sparse and bytes_per_weight is not None:
-        raise UserError(f"--bytes-per-weight {bytes_per_weight}: widths are chosen for dense schemes; scheme {scheme.name} is sparse")
+    if bytes_per_weight is not None:
+        if sparse:
+            raise UserError(f"--bytes-per-weight {bytes_per_weight}: widths are chosen for dense schemes; scheme {scheme.name} is sparse")
+        if scaling != "none":
+            raise UserError(f"--scaling {scaling}: widths are chosen from weights that are not scaled; leave one of the two out")
     loaded = load_model(model)
+    check_scheme(loaded.config, scheme)
+    if bytes_per_weight is not None:
+        check_budget(loaded.config, scheme, bytes_per_weight)
     needs_texts = method.calibrates or bytes_per_weight is not None or (sparse and pruning != "magnitude")
     statistics, tokens = None, None
     linears = loaded.config.layers * len(loaded.config.linear_names)
@@ -70,8 +76,6 @@ def command(
         raise UserError(f"--calibrate {files[0]}: rounding nearest reads no texts; leave one of the two out")
     widths = None
     if bytes_per_weight is not None:
-        if scaling != "none":
-            raise UserError(f"--scaling {scaling}: widths are chosen from weights that are not scaled; leave one of the two out")
         with progress("measuring what each linear loses", total=linears) as advance:
             losses = measure_losses(loaded, scheme, method, statistics, tokens, advance)
         scheme = choose_widths(loaded, scheme, losses, bytes_per_weight)
@@ -99,11 +103,11 @@ def calibration_tokens(loaded, files: tuple[Path, ...], texts: int, length: int,
     from headrace.sim.calibration_text import own_texts, windows
     from headrace.sim.session import require_tokenizer
 
+    if length > loaded.config.max_positions:
+        raise UserError(f"--length {length}: model {loaded.config.name} has max_positions = {loaded.config.max_positions}")
     if files:
         require_tokenizer(loaded)
         return windows(loaded, [read_text(path, "--calibrate") for path in files], length, texts)
-    if length > loaded.config.max_positions:
-        raise UserError(f"--length {length}: model {loaded.config.name} has max_positions = {loaded.config.max_positions}")
     with progress(f"writing {texts} texts of {length} tokens", total=length - 1) as advance:
         return own_texts(loaded, texts, length, seed, advance)
 
@@ -113,4 +117,4 @@ def _refuse_pruning_options() -> None:
     context = click.get_current_context()
     for name in ("pruning", "mixed"):
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
-            raise UserError(f"--{name}: the scheme is dense; give --set scheme.sparsity.n=8 (or another N), or leave the option out")
+            raise UserError(f"--{name}: the scheme is dense; give --scheme w4a8kv8-n8 or another sparse one, or leave the option out")

@@ -54,7 +54,7 @@ def command(
     from headrace.mapping.sweep import write_atomically
     from headrace.mapping.transforms import apply_transforms
     from headrace.models.architectures.graphs import load_graph, plain_llama
-    from headrace.models.scheme import load_scheme
+    from headrace.models.compressed import scheme_of
     from headrace.sim.energy import load_energy
     from headrace.sim.estimate import LEVELS, Workload, check_scheme, cycle_trace, estimate, step_trace
     from headrace.sim.estimate_graph import estimate_graph
@@ -74,7 +74,7 @@ def command(
     description = load_machine(machine, groups["machine"])
     refuse_descriptive(groups["board"])
     board = load_board(description.board, groups["board"])
-    scheme = load_scheme(scheme_name or description.scheme, groups["scheme"])
+    scheme = scheme_of(model, scheme_name, description.scheme, groups["scheme"])
     table = load_energy(board.name) if board.name in list_configs("energy") else None
     workload = Workload(
         prefill=prefill_tokens or DEFAULT_TOKENS, decode=decode_steps or DEFAULT_TOKENS, batch=batch, context=context

@@ -8,6 +8,7 @@ from headrace.models.errors import UserError
 from headrace.options import json_option, set_option
 from headrace.output import check_writable, emit_json, print_table, progress
 
+DEFAULT_SCHEME = "w4a8kv8"
 WRITTEN_BY = "Written by `headrace kernels generate`"
 
 operand_seed = click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the random operands.")
@@ -21,13 +22,13 @@ def command() -> None:
 @command.command("generate", short_help="A model's linear layers as a Triton module.")
 @click.argument("model", metavar="MODEL")
 @click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.py", help="The module; one that this command wrote is replaced.")
-@click.option("--scheme", "scheme_name", metavar="NAME_OR_PATH", default="w4a8kv8", show_default=True, help="Compression scheme: bits of each linear.")
+@click.option("--scheme", "scheme_name", metavar="NAME_OR_PATH", help=f"Compression scheme: bits of each linear.  [default: {DEFAULT_SCHEME}, or a packed file's own]")
 @click.option("--block-n", type=int, metavar="N", help="Rows of a program, a power of two.  [default: 64, fewer for small matrices]")
 @click.option("--block-bytes", type=int, metavar="B", help="Code bytes of a row at a time, a power of two.  [default: the widest of 128, 64, 32 that divides a row]")
 @set_option
 @json_option
 def generate_command(
-    model: str, output: Path, scheme_name: str, block_n: int | None, block_bytes: int | None, overrides: tuple[str, ...], as_json: bool
+    model: str, output: Path, scheme_name: str | None, block_n: int | None, block_bytes: int | None, overrides: tuple[str, ...], as_json: bool
 ) -> None:
     """Write MODEL's linear layers and LM head as one Triton module that needs torch and triton alone.
 
@@ -36,9 +37,9 @@ def generate_command(
     import headrace
     from headrace.kernels.generate import generate, linear_shapes
     from headrace.mapping.sweep import write_atomically
+    from headrace.models.compressed import scheme_of
     from headrace.models.configfile import split_overrides
     from headrace.models.registry import model_config
-    from headrace.models.scheme import load_scheme
 
     groups = split_overrides(overrides)
     for group in ("machine", "board"):
@@ -49,7 +50,7 @@ def generate_command(
     check_writable(output, "-o")
     if output.exists() and WRITTEN_BY not in output.read_text(encoding="utf-8", errors="replace"):
         raise UserError(f"-o {output}: exists and was not written by this command; choose another name")
-    config, scheme = model_config(model), load_scheme(scheme_name, groups["scheme"])
+    config, scheme = model_config(model), scheme_of(model, scheme_name, DEFAULT_SCHEME, groups["scheme"])
     shapes = linear_shapes(config, scheme, block_n=block_n, block_bytes=block_bytes)
     write_atomically(output, generate(config, scheme, shapes, version=headrace.__version__))
     rows = [{"name": s.name, "outputs": s.outputs, "inputs": s.inputs, "bits": s.bits, "block_n": s.block_n, "block_bytes": s.block_bytes} for s in shapes]

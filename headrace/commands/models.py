@@ -66,22 +66,21 @@ def pull_command(name: str, as_json: bool, seed: int) -> None:
 
 @command.command("show", short_help="Sizes of a model, and its bytes under a scheme.")
 @click.argument("model", metavar="NAME_OR_PATH")
-@click.option("--scheme", default=DEFAULT_SCHEME, show_default=True, help="Compression scheme that the bytes are counted under.")
+@click.option("--scheme", metavar="NAME_OR_PATH", help=f"Compression scheme that the bytes are counted under.  [default: {DEFAULT_SCHEME}, or a packed file's own]")
 @click.option("--length", "lengths", metavar="NAME=N", multiple=True, help="Of a saved tensor graph: a symbolic length; may be repeated.")
 @common_options
-@click.pass_context
 def show_command(
-    context: click.Context, model: str, scheme: str, lengths: tuple[str, ...], overrides: tuple[str, ...], as_json: bool, seed: int
+    model: str, scheme: str | None, lengths: tuple[str, ...], overrides: tuple[str, ...], as_json: bool, seed: int
 ) -> None:
     """Print a model's sizes, and its bytes under a scheme: weights required once (no padding), KV codes and scales a token.
 
     A Hugging Face config.json (its folder, or the file) may be of any architecture that is known here; no weights are needed.
     Of a tensor graph (a .tgraph folder that `headrace.models.torch_export` made): parameters, operators, and MACs a pass at the lengths given."""
-    from headrace.models.scheme import load_scheme
+    from headrace.models.compressed import scheme_of
     from headrace.models.tensor_graph_file import SUFFIX
 
     if Path(model).suffix == SUFFIX:
-        if overrides or context.get_parameter_source("scheme") is not click.core.ParameterSource.DEFAULT:
+        if overrides or scheme is not None:
             raise UserError(f"{model}: --scheme and --set say nothing about a tensor graph; allowed is --length NAME=N")
         show_graph(Path(model), lengths, as_json, seed)
         return
@@ -90,7 +89,7 @@ def show_command(
     for override in overrides:
         if not override.strip().startswith("scheme."):
             raise UserError(f"--set {override}: this command uses no machine; allowed are scheme.FIELD=VALUE")
-    description = load_scheme(scheme, [override.strip().removeprefix("scheme.") for override in overrides])
+    description = scheme_of(model, scheme, DEFAULT_SCHEME, [override.strip().removeprefix("scheme.") for override in overrides])
     document = _described(model, description) or _plain_llama(model, description)
     if as_json:
         emit_json(document, {"sizes": document["sizes"], "scheme": description.model_dump()}, seed)
@@ -100,6 +99,7 @@ def show_command(
 
 
 def _plain_llama(model: str, scheme: Scheme) -> dict[str, object]:
+    from headrace.models.packed import is_packed, load_packed
     from headrace.models.registry import model_config
     from headrace.models.scheme import weight_bytes
 
@@ -108,7 +108,7 @@ def _plain_llama(model: str, scheme: Scheme) -> dict[str, object]:
         "model": config.name,
         "scheme": scheme.name,
         "parameters": config.parameters,
-        "weight_bytes": weight_bytes(config, scheme),
+        "weight_bytes": load_packed(model).model.required_bytes if is_packed(model) else weight_bytes(config, scheme),
         "macs_per_token": config.macs_per_token,
         "kv_bytes_per_token": config.kv_bytes_per_token(scheme.kv_bits),
         "sizes": {name: value for name, value in config.to_dict().items() if name != "name"},

@@ -12,11 +12,10 @@ import numpy as np
 
 from headrace.models.compress.statistics import InputStatistics
 from headrace.models.errors import UserError
-from headrace.models.scheme import BLOCK
+from headrace.models.scheme import BLOCK, KEPT_COUNTS
 
-METHODS = ("magnitude", "wanda", "sparsegpt")
-COUNTS = (2, 4, 8, 12, 16)
-"""Columns that a row may keep in a block of 16."""
+COLUMNS_PER_UPDATE = 128
+"""Columns whose errors are gathered before the rest of the matrix is updated, by one product. Changes speed, not results."""
 
 
 def check_shape(name: str, shape: tuple[int, int], index_share: int) -> None:
@@ -39,13 +38,14 @@ def uniform_counts(shape: tuple[int, int], n: int) -> np.ndarray:
 
 
 def mixed_counts(score: np.ndarray, mean: float, index_share: int) -> np.ndarray:
-    """Counts of blocks, from `COUNTS`, at which least score is lost while at most `mean` columns are kept on average.
+    """Counts of blocks, from `KEPT_COUNTS`, at which least score is lost while at most `mean` columns are kept on average.
 
     Each block takes the count with the least loss plus price times count; the price is found by bisection (the Lagrangian of the budget).
+    Blocks that are of two minds at that price take the larger count while there is room. Never worse than the same count everywhere.
     """
     ascending = np.sort(_by_block(score, index_share), axis=3).cumsum(axis=3).sum(axis=2)
-    lost = np.stack([ascending[..., BLOCK - n - 1] if n < BLOCK else np.zeros(ascending.shape[:2]) for n in COUNTS], axis=-1)
-    counts = np.array(COUNTS)
+    lost = np.stack([ascending[..., BLOCK - n - 1] if n < BLOCK else np.zeros(ascending.shape[:2]) for n in KEPT_COUNTS], axis=-1)
+    counts = np.array(KEPT_COUNTS)
 
     def chosen(price: float) -> np.ndarray:
         return counts[(lost + price * counts).argmin(axis=-1)]
@@ -54,7 +54,16 @@ def mixed_counts(score: np.ndarray, mean: float, index_share: int) -> np.ndarray
     for _ in range(200):
         middle = (low + high) / 2
         low, high = (middle, high) if chosen(middle).mean() > mean else (low, middle)
-    return chosen(high)
+    found, more = chosen(high).reshape(-1), chosen(low).reshape(-1)
+    undecided = np.flatnonzero(more > found)
+    fits = np.cumsum(more[undecided] - found[undecided]) <= mean * found.size - found.sum()
+    found[undecided[fits]] = more[undecided[fits]]
+
+    def total(counts_of: np.ndarray) -> float:
+        return float(np.take_along_axis(lost.reshape(-1, len(KEPT_COUNTS)), np.searchsorted(counts, counts_of)[:, None], axis=1).sum())
+
+    same = np.full_like(found, max(n for n in KEPT_COUNTS if n <= mean))
+    return (same if total(same) < total(found) else found).reshape(lost.shape[:2])
 
 
 def keep_best(score: np.ndarray, counts: np.ndarray, index_share: int) -> np.ndarray:
@@ -76,14 +85,19 @@ def prune(
         return kept, np.where(kept, weight, np.float32(0))
     factor = inputs.factor
     rest, kept = np.array(weight, np.float32), np.empty(weight.shape, bool)
-    for start in range(0, weight.shape[1], BLOCK):
-        here = slice(start, start + BLOCK)
-        block, own = np.ascontiguousarray(rest[:, here]), np.ascontiguousarray(factor[here, here])
-        kept[:, here] = keep_best(np.square(block / own.diagonal(), dtype=np.float64), counts[:, start // BLOCK, None], index_share)
-        errors = np.empty_like(block)
-        _prune_block(block, own, np.ascontiguousarray(kept[:, here]), errors)
-        rest[:, here] = block
-        rest[:, start + BLOCK :] -= errors @ factor[here, start + BLOCK :]
+    for start in range(0, weight.shape[1], COLUMNS_PER_UPDATE):
+        stop = min(start + COLUMNS_PER_UPDATE, weight.shape[1])
+        part, errors = np.ascontiguousarray(rest[:, start:stop]), np.empty((len(weight), stop - start), np.float32)
+        for first in range(start, stop, BLOCK):
+            here, inside = slice(first, first + BLOCK), slice(first - start, first - start + BLOCK)
+            block, own = np.ascontiguousarray(part[:, inside]), np.ascontiguousarray(factor[here, here])
+            kept[:, here] = keep_best(np.square(block / own.diagonal(), dtype=np.float64), counts[:, first // BLOCK, None], index_share)
+            found = np.empty_like(block)
+            _prune_block(block, own, np.ascontiguousarray(kept[:, here]), found)
+            part[:, inside], errors[:, inside] = block, found
+            part[:, inside.stop :] -= found @ factor[here, here.stop : stop]
+        rest[:, start:stop] = part
+        rest[:, stop:] -= errors @ factor[start:stop, stop:]
     return kept, rest
 
 

@@ -66,21 +66,24 @@ def fold_in(weights: MutableMapping[str, np.ndarray], fold: Fold, scale: np.ndar
 
 
 def smooth_scale(weights: Mapping[str, np.ndarray], fold: Fold, inputs: InputStatistics, exponent: float = SMOOTH_EXPONENT) -> np.ndarray:
-    """SmoothQuant: max|x|^a / max|w|^(1 - a) of each channel, float32."""
-    largest = np.max([np.abs(weights[name]).max(axis=0) for name in fold.consumers], axis=0)
-    return _positive(fold.gathered(inputs.absmax) ** exponent / np.maximum(fold.gathered(largest), 1e-12) ** (1 - exponent))
+    """SmoothQuant: max|x|^a / max|w|^(1 - a) of each channel, float32; 1 for a channel that calibration saw nothing in, or that no weight reads."""
+    size, largest = fold.gathered(inputs.absmax), fold.gathered(np.max([np.abs(weights[name]).max(axis=0) for name in fold.consumers], axis=0))
+    known = (size > 0) & (largest > 0)
+    return _positive(np.where(known, size, 1) ** exponent / np.where(known, largest, 1) ** (1 - exponent))
 
 
 def awq_scale(weights: Mapping[str, np.ndarray], fold: Fold, inputs: InputStatistics, bits: Mapping[str, int], group: int) -> np.ndarray:
     """AWQ: mean|x|^a for the exponent a, of eleven from 0 to 1, at which rounding to nearest changes the outputs least. float32.
 
-    bits: code bits of each consumer. Exponent 0 leaves the weights as they are.
+    bits: code bits of each consumer. Exponent 0 leaves the weights as they are; so does a channel that calibration saw nothing in.
     """
-    size = np.maximum(fold.gathered(inputs.absmean), 1e-8)
+    size = fold.gathered(inputs.absmean)
+    known = size > 0
+    size = np.where(known, size, size.max() if known.any() else 1)
     best, least = np.ones_like(size), np.inf
     for exponent in AWQ_EXPONENTS:
         scale = size**exponent
-        scale = _positive(scale / np.sqrt(scale.max() * scale.min()))
+        scale = np.where(known, _positive(scale / np.sqrt(scale.max() * scale.min())), np.float32(1))
         columns, error = fold.spread(scale), 0.0
         for name in fold.consumers:
             scaled = weights[name] * columns

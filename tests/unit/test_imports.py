@@ -1,6 +1,7 @@
 """Imports between packages point one way (README, Layout)."""
 
 import ast
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def imports(path: Path):
 @pytest.mark.parametrize("name", FOLDERS)
 def test_a_package_imports_lower_ones_only(name):
     allowed = set(ORDER[: ORDER.index(name) + 1])
-    files = sorted((ROOT / FOLDERS[name]).glob("*.py"))
+    files = sorted((ROOT / FOLDERS[name]).rglob("*.py"))
     assert files
     for path in files:
         for module in imports(path):
@@ -46,6 +47,14 @@ def test_a_package_imports_lower_ones_only(name):
             if package == "headrace" and module == "headrace":
                 continue  # the version
             assert package is None or package in allowed, f"{path.relative_to(ROOT)} imports {module}"
+
+
+def test_every_package_is_installed():
+    """An editable install finds those that pyproject.toml forgot; a wheel does not."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    tops = ("headrace", "configs", "hw", "kernels", "mapping", "models", "reports", "sim")
+    found = {path.parent.relative_to(ROOT).as_posix().replace("/", ".") for top in tops for path in (ROOT / top).rglob("__init__.py")}
+    assert {name if name.startswith("headrace") else f"headrace.{name}" for name in found} == set(listed)
 
 
 def test_kernels_import_models_and_contract_only():

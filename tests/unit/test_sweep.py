@@ -222,7 +222,7 @@ def test_pareto_refuses(capsys, tmp_path):
 
 def test_strict_models_are_not_coerced():
     with pytest.raises(ValueError):
-        Sweep.model_validate({"name": "x", "models": ["a"], "machines": ["b"], "grid": {"c": [None]}})
+        Sweep.model_validate({"name": "x", "models": ["a"], "machines": ["b"], "grid": {"c": [[1]]}})
 
 
 def test_one_field_under_two_names_is_refused(small):
