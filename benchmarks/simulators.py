@@ -11,7 +11,7 @@ from collections.abc import Callable
 from headrace.hw.machine import load_machine
 from headrace.hw.memory_timing import channel_timing, load_memory
 from headrace.mapping.plan import make_plan
-from headrace.models.graph import LINEAR_NAMES
+from headrace.models.decoder import LINEAR_NAMES
 from headrace.models.registry import model_config
 from headrace.sim.cycle_model import run_step, span
 from headrace.sim.dram import simulate

@@ -11,7 +11,7 @@ from pathlib import Path
 from headrace.kernels.contract import constants as c
 from headrace.kernels.packing import GROUP_BYTES, WIDTHS
 from headrace.models.errors import UserError
-from headrace.models.graph import LINEAR_NAMES, LlamaConfig, require_plain_llama
+from headrace.models.decoder import LINEAR_NAMES, DecoderConfig, require_plain_llama
 from headrace.models.scheme import Scheme, refuse_single_tensors
 
 KERNEL_FILE = Path(__file__).with_name("linear_w4a8.py")
@@ -53,7 +53,7 @@ class LinearShape:
         )
 
 
-def linear_shapes(config: LlamaConfig, scheme: Scheme, *, block_n: int | None = None, block_bytes: int | None = None) -> list[LinearShape]:
+def linear_shapes(config: DecoderConfig, scheme: Scheme, *, block_n: int | None = None, block_bytes: int | None = None) -> list[LinearShape]:
     """The seven linears of a layer and the LM head. Blocks not given: 64 rows (fewer where a matrix has fewer), and the widest of 32 to
     128 bytes that divides a row, so that no load is partial. Raises UserError for widths or blocks that have no kernel."""
     require_plain_llama(config, "`kernels generate`")
@@ -89,7 +89,7 @@ def kernel_functions() -> str:
     return "\n\n\n".join(parts).replace(RUNTIME_SIZES, CONSTANT_SIZES)
 
 
-def generate(config: LlamaConfig, scheme: Scheme, shapes: list[LinearShape], *, version: str) -> str:
+def generate(config: DecoderConfig, scheme: Scheme, shapes: list[LinearShape], *, version: str) -> str:
     """The module's text: the same for the same input. `shapes` are those of `linear_shapes`."""
     constants = "\n".join(f"{name} = tl.constexpr({value!r})" for name, value in CONSTANTS.items())
     table = "\n".join(f"    {shape.name!r}: {shape.text()}," for shape in shapes)

@@ -22,7 +22,7 @@ from headrace.mapping.analytic_timing import (
     SYS_DEFAULT_CYCLES, TOKEN_CYCLES, MachineColumns,
 )  # fmt: skip
 from headrace.mapping.placement import LOGIT_ROWS, MAX_REPS, SILU_ROWS, slices
-from headrace.models.graph import LINEAR_NAMES, LlamaConfig
+from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
 
 BOUNDS = ("memory", "compute", "sfu", "issue", "control")
 
@@ -150,7 +150,7 @@ class CacheStream:
     scale_words: np.ndarray
 
 
-def cache_stream(config: LlamaConfig, m: MachineColumns, context) -> CacheStream:
+def cache_stream(config: DecoderConfig, m: MachineColumns, context) -> CacheStream:
     word8, rows = m.slice_words(8), m.stripe_rows
     stripes, scale_words = _ceil(context, rows), _ceil(context, m.scales_per_word)
     key_words = stripes * (config.head_dim // BLOCK) * word8 + scale_words
@@ -163,7 +163,7 @@ def cache_stream(config: LlamaConfig, m: MachineColumns, context) -> CacheStream
     )  # fmt: skip
 
 
-def step(config: LlamaConfig, bits: dict[str, int], machine: Machine | MachineColumns, context, *, lm_head: bool,
+def step(config: DecoderConfig, bits: dict[str, int], machine: Machine | MachineColumns, context, *, lm_head: bool,
          prompt: bool = False, record: bool = True) -> Step:  # fmt: skip
     """One pass at KV length `context` (the new token included).
 
@@ -195,7 +195,7 @@ def step(config: LlamaConfig, bits: dict[str, int], machine: Machine | MachineCo
     return Step(np.asarray(t.now, float), t.ops, t.spans)
 
 
-def step_cycles(config: LlamaConfig, bits: dict[str, int], machine: Machine | MachineColumns, context, *, lm_head: bool = True,
+def step_cycles(config: DecoderConfig, bits: dict[str, int], machine: Machine | MachineColumns, context, *, lm_head: bool = True,
                 prompt: bool = False) -> np.ndarray:  # fmt: skip
     """Cycles of one pass; see `step`."""
     return step(config, bits, machine, context, lm_head=lm_head, prompt=prompt, record=False).cycles
@@ -229,7 +229,7 @@ class Phase:
         return max(totals, key=totals.get)
 
 
-def prefill(config: LlamaConfig, bits: dict[str, int], machine: Machine | MachineColumns, tokens: int) -> Phase:
+def prefill(config: DecoderConfig, bits: dict[str, int], machine: Machine | MachineColumns, tokens: int) -> Phase:
     """`tokens` passes at contexts 1 .. tokens; the LM head runs in the last (instruction set version 1 has no wider prefill)."""
     parts = []
     if tokens > 1:
@@ -238,7 +238,7 @@ def prefill(config: LlamaConfig, bits: dict[str, int], machine: Machine | Machin
     return _phase(parts)
 
 
-def decode(config: LlamaConfig, bits: dict[str, int], machine: Machine | MachineColumns, first: int, steps: int) -> Phase:
+def decode(config: DecoderConfig, bits: dict[str, int], machine: Machine | MachineColumns, first: int, steps: int) -> Phase:
     """`steps` steps at contexts first .. first + steps - 1."""
     return _phase([step(config, bits, machine, np.arange(first, first + steps), lm_head=True)])
 
@@ -257,7 +257,7 @@ LAYER_OPS = (
 class _Layer:
     """One layer of the schedule; state that crosses layers is the timeline, the weight flow and the two units' times."""
 
-    def __init__(self, config: LlamaConfig, bits: dict[str, int], m: MachineColumns, context, t: _Timeline, flow: WeightFlow):
+    def __init__(self, config: DecoderConfig, bits: dict[str, int], m: MachineColumns, context, t: _Timeline, flow: WeightFlow):
         self.config, self.m, self.t, self.flow, self.context = config, m, t, flow, context
         self.linear = {name: linear_stream(m, *config.linear_shape(name), bits[name]) for name in LINEAR_NAMES}
         self.cache = cache_stream(config, m, context)
@@ -360,7 +360,7 @@ def _silu(n):
     return vec_cycles(Program.SILU_MUL, n)
 
 
-def _embedding(c: LlamaConfig, m: MachineColumns, t: _Timeline, flow: WeightFlow, prompt: bool) -> None:
+def _embedding(c: DecoderConfig, m: MachineColumns, t: _Timeline, flow: WeightFlow, prompt: bool) -> None:
     """From the start of a position to the layer loop: token, embedding row, RoPE tables, registers."""
     alu = SYS_DEFAULT_CYCLES
     now = alu + BARRIER_CYCLES + BRANCH_TAKEN_CYCLES + (0 if prompt else alu)
@@ -389,7 +389,7 @@ def _drain(t: _Timeline, name: str, cycles) -> None:
     t.end(name, t.now + cycles + BARRIER_CYCLES, "control")
 
 
-def _lm_head(c: LlamaConfig, m: MachineColumns, t: _Timeline) -> None:
+def _lm_head(c: DecoderConfig, m: MachineColumns, t: _Timeline) -> None:
     """Final norm, logits in parts that overlap with their stores and argmax, the token."""
     alu = SYS_DEFAULT_CYCLES
     flow = WeightFlow(m, loaded=t.now, taken=t.now)
@@ -412,7 +412,7 @@ def _lm_head(c: LlamaConfig, m: MachineColumns, t: _Timeline) -> None:
     _drain(t, "control", alu)  # and MARK
 
 
-def _logits(c: LlamaConfig, m: MachineColumns, t: _Timeline, rows, part, used) -> None:
+def _logits(c: DecoderConfig, m: MachineColumns, t: _Timeline, rows, part, used) -> None:
     """`rows` logits in parts: the MV of one part beside store and argmax of the one before; ends with a barrier. Nothing where not
     `used`."""
     part_stream, all_stream = linear_stream(m, part, c.width, 8), linear_stream(m, rows, c.width, 8)

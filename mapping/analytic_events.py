@@ -13,7 +13,7 @@ from headrace.hw.sfu_ucode import ACCUMULATE_PACE, FIRST_LOAD, FLAT
 from headrace.mapping.analytic import cache_stream, linear_stream
 from headrace.mapping.analytic_timing import MachineColumns
 from headrace.mapping.placement import LOGIT_ROWS, MAX_REPS, SILU_ROWS, slices
-from headrace.models.graph import LINEAR_NAMES, LlamaConfig
+from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
 
 EVENTS = ("mac_slices", "vec_busy", "vb_rows", "ab_slices", "read_beats", "write_beats", "instructions")
 """mac_slices: array cycles of 16 columns of a stripe. vec_busy: cycles in which the SFU starts a command or issues rows, waits left out (the
@@ -22,7 +22,7 @@ rows of 32 bytes and slices of 16 bytes. read_beats, write_beats: 32-byte beats 
 
 
 def step_events(
-    config: LlamaConfig, bits: dict[str, int], machine: Machine | MachineColumns, context, *, lm_head: bool, prompt: bool = False
+    config: DecoderConfig, bits: dict[str, int], machine: Machine | MachineColumns, context, *, lm_head: bool, prompt: bool = False
 ) -> dict[str, np.ndarray]:
     """Events of one pass at KV length `context`, by name."""
     m = MachineColumns.of(machine) if isinstance(machine, Machine) else machine

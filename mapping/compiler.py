@@ -12,7 +12,7 @@ from headrace.mapping.plan import Addresses, Plan, make_plan, rope_words, unplac
 from headrace.mapping.program import generate
 from headrace.mapping.stream import pack_stream
 from headrace.models.errors import UserError
-from headrace.models.graph import LINEAR_NAMES, NORM_NAMES, LlamaConfig, require_plain_llama
+from headrace.models.decoder import LINEAR_NAMES, NORM_NAMES, DecoderConfig, require_plain_llama
 from headrace.models.quantise import QuantisedLinear, QuantisedModel
 from headrace.models.scheme import refuse_cache_and_mask
 
@@ -109,7 +109,7 @@ def _pack(machine: Machine, linear: QuantisedLinear) -> np.ndarray:
     return pack_stream(machine, linear.codes, linear.bits, linear.row_scale, linear.mult, linear.off)
 
 
-def _constants(config: LlamaConfig) -> np.ndarray:
+def _constants(config: DecoderConfig) -> np.ndarray:
     """Rows of eight equal lanes: 1, f32(1/sqrt(head_dim)), f32(1/width), f32(eps)."""
     values = np.array([1.0, 1.0 / sqrt(config.head_dim), 1.0 / config.width, config.rms_eps], "<f4")
     return np.repeat(values, LANES)

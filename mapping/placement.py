@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from headrace.hw.machine import Machine
 from headrace.mapping.stream import BLOCK, slice_words, stream_words
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig, require_plain_llama
+from headrace.models.decoder import DecoderConfig, require_plain_llama
 
 LANES = 8
 MAX_REPS = 16  # repetitions of one VEC command
@@ -101,7 +101,7 @@ class ActivationSlices:
     end: int
 
 
-def vector_rows(config: LlamaConfig, machine: Machine, context: int) -> tuple[VectorRows, _Allocator]:
+def vector_rows(config: DecoderConfig, machine: Machine, context: int) -> tuple[VectorRows, _Allocator]:
     """Places every float vector. Stripes are whole VB rows, and MV rows come in whole stripes, so vectors that an MV writes end at a
     multiple of stripe_rows/8 rows."""
     vb = _Allocator("vector buffer rows", "buffers.vector_rows", machine.buffers.vector_rows, 4 * LANES)
@@ -142,7 +142,7 @@ def vector_rows(config: LlamaConfig, machine: Machine, context: int) -> tuple[Ve
     return placed, vb
 
 
-def activation_slices(config: LlamaConfig, machine: Machine, context: int) -> tuple[ActivationSlices, _Allocator]:
+def activation_slices(config: DecoderConfig, machine: Machine, context: int) -> tuple[ActivationSlices, _Allocator]:
     ab = _Allocator("activation buffer slices", "buffers.activation_slices", machine.buffers.activation_slices, BLOCK)
     head = slices(config.head_dim)
     h = ab.take(slices(config.width))
@@ -154,13 +154,13 @@ def activation_slices(config: LlamaConfig, machine: Machine, context: int) -> tu
     return placed, ab
 
 
-def limits_passed(config: LlamaConfig, machine: Machine, context: int) -> list[str]:
+def limits_passed(config: DecoderConfig, machine: Machine, context: int) -> list[str]:
     """What a context asks of the buffers beyond their sizes, in words; empty where it fits."""
     found = (allocator.passed for _, allocator in (vector_rows(config, machine, context), activation_slices(config, machine, context)))
     return [text for text in found if text is not None]
 
 
-def largest_context(config: LlamaConfig, machine: Machine) -> int:
+def largest_context(config: DecoderConfig, machine: Machine) -> int:
     """The largest context (multiple of a scale word's tokens) that model and buffers allow. Raises UserError if not even one."""
     step = machine.scales_per_word
     best = 0
@@ -194,7 +194,7 @@ class CacheGeometry:
     layer_words: int
 
 
-def cache_geometry(config: LlamaConfig, machine: Machine, context: int) -> CacheGeometry:
+def cache_geometry(config: DecoderConfig, machine: Machine, context: int) -> CacheGeometry:
     per, stripe_rows = machine.scales_per_word, machine.stripe_rows
     capacity = round_up(context, max(per, BLOCK))
     word8 = slice_words(machine, 8)
@@ -218,7 +218,7 @@ def linear_words(machine: Machine, outputs: int, inputs: int, bits: int) -> int:
     return stream_words(machine, padded // machine.stripe_rows, slices(inputs), bits, True)
 
 
-def check_supported(config: LlamaConfig, machine: Machine) -> None:
+def check_supported(config: DecoderConfig, machine: Machine) -> None:
     """Refuses what ISA version 1 cannot run, naming the field."""
     require_plain_llama(config, f"machine {machine.name}")
     hd, group = config.head_dim, config.heads // config.kv_heads

@@ -8,7 +8,7 @@ from headrace.mapping.placement import (
     linear_words, round_up, vector_rows,
 )
 from headrace.models.errors import UserError
-from headrace.models.graph import LINEAR_NAMES, LlamaConfig
+from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Addresses:
 class Plan:
     """Everything that code generation needs, in numbers. Built without weights, so that other levels can use it."""
 
-    config: LlamaConfig
+    config: DecoderConfig
     machine: Machine
     bits: dict[str, int]  # of each linear
     context: int
@@ -57,7 +57,7 @@ class Plan:
         return round_up(outputs, self.machine.scales_per_word) // self.machine.stripe_rows
 
 
-def make_plan(config: LlamaConfig, machine: Machine, bits: dict[str, int], context: int | None, outputs: int) -> Plan:
+def make_plan(config: DecoderConfig, machine: Machine, bits: dict[str, int], context: int | None, outputs: int) -> Plan:
     """Raises UserError where the model does not fit the machine."""
     check_supported(config, machine)
     limit = largest_context(config, machine)

@@ -6,11 +6,11 @@ logits. They do not depend on the machine. Names of operators are those of `anal
 
 import numpy as np
 
-from headrace.models.graph import LINEAR_NAMES, LlamaConfig
+from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
 from headrace.models.scheme import ROW_SCALE_BYTES, Scheme, matrix_bytes, refuse_sparse
 
 
-def weight_bytes_by_op(config: LlamaConfig, scheme: Scheme, *, lm_head: bool = True) -> dict[str, int]:
+def weight_bytes_by_op(config: DecoderConfig, scheme: Scheme, *, lm_head: bool = True) -> dict[str, int]:
     """Bytes of weights of one pass, all layers: each linear, the LM head, one embedding row."""
     refuse_sparse(scheme)
     sizes = {
@@ -22,32 +22,32 @@ def weight_bytes_by_op(config: LlamaConfig, scheme: Scheme, *, lm_head: bool = T
     return sizes
 
 
-def kv_bytes_by_op(config: LlamaConfig, scheme: Scheme, context) -> dict[str, np.ndarray]:
+def kv_bytes_by_op(config: DecoderConfig, scheme: Scheme, context) -> dict[str, np.ndarray]:
     """Bytes of keys and of values with their scales, all layers, at KV length `context`: half of the cache each."""
     half = np.asarray(context) * config.kv_bytes_per_token(scheme.kv_bits) // 2
     return {"scores": half, "values": half}
 
 
-def required_bytes_by_op(config: LlamaConfig, scheme: Scheme, context, *, lm_head: bool = True) -> dict[str, np.ndarray | int]:
+def required_bytes_by_op(config: DecoderConfig, scheme: Scheme, context, *, lm_head: bool = True) -> dict[str, np.ndarray | int]:
     """Of one pass at KV length `context`."""
     return weight_bytes_by_op(config, scheme, lm_head=lm_head) | kv_bytes_by_op(config, scheme, context)
 
 
-def required_bytes(config: LlamaConfig, scheme: Scheme, context, *, lm_head: bool = True, batch: int = 1) -> np.ndarray:
+def required_bytes(config: DecoderConfig, scheme: Scheme, context, *, lm_head: bool = True, batch: int = 1) -> np.ndarray:
     """Of one step of `batch` sequences at the same length: weights once, embedding row and cache per sequence."""
     weights = weight_bytes_by_op(config, scheme, lm_head=lm_head)
     row = weights.pop("embedding")
     return sum(weights.values()) + batch * (row + sum(kv_bytes_by_op(config, scheme, context).values()))
 
 
-def required_prefill_bytes(config: LlamaConfig, scheme: Scheme, tokens: int, *, batch: int = 1) -> int:
+def required_prefill_bytes(config: DecoderConfig, scheme: Scheme, tokens: int, *, batch: int = 1) -> int:
     """Of a prefill: weights once for all tokens, an embedding row per token, the cache of the prompt once."""
     weights = weight_bytes_by_op(config, scheme)
     row = weights.pop("embedding")
     return int(sum(weights.values()) + batch * (tokens * row + sum(kv_bytes_by_op(config, scheme, tokens).values())))
 
 
-def macs_by_op(config: LlamaConfig, context, *, lm_head: bool = True) -> dict[str, np.ndarray | int]:
+def macs_by_op(config: DecoderConfig, context, *, lm_head: bool = True) -> dict[str, np.ndarray | int]:
     """Useful multiply-accumulates of one pass at KV length `context`."""
     macs: dict[str, np.ndarray | int] = {}
     for name in LINEAR_NAMES:
@@ -59,5 +59,5 @@ def macs_by_op(config: LlamaConfig, context, *, lm_head: bool = True) -> dict[st
     return macs
 
 
-def useful_macs(config: LlamaConfig, context, *, lm_head: bool = True) -> np.ndarray:
+def useful_macs(config: DecoderConfig, context, *, lm_head: bool = True) -> np.ndarray:
     return sum(macs_by_op(config, context, lm_head=lm_head).values())

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from headrace.models.graph import LlamaConfig
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.decoder import DecoderConfig
+from headrace.models.formats.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +56,11 @@ class LazyMapping(Mapping[str, Item]):
 class Model:
     """Sizes, weights and tokenizer.
 
-    `weights` maps the names of `LlamaConfig.weight_shapes()` to float32 arrays, dequantised when they are asked for; RoPE is
+    `weights` maps the names of `DecoderConfig.weight_shapes()` to float32 arrays, dequantised when they are asked for; RoPE is
     half-split in all of them. `codes` holds the raw codes of those tensors that a file stores in Q4_1 or Q4_0.
     """
 
-    config: LlamaConfig
+    config: DecoderConfig
     weights: Mapping[str, np.ndarray]
     codes: Mapping[str, GroupCodes] = field(default_factory=dict)
     tokenizer: Tokenizer | None = None

@@ -18,13 +18,13 @@ import numpy as np
 
 from headrace.models.configfile import StrictModel, validate
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.models.quantise import (
     MAX_W8, QuantisedLinear, QuantisedModel, block_counts, check_contract_bits, rope_tables, stored_groups, window_rope_tables,
 )
-from headrace.models.safetensors_file import DTYPES, StoredTensor, open_safetensors, parse_object, read_metadata, save_safetensors
+from headrace.models.formats.safetensors_file import DTYPES, StoredTensor, open_safetensors, parse_object, read_metadata, save_safetensors
 from headrace.models.scheme import BLOCK, GROUP_SHIFT, KEPT_COUNTS, Scheme
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.formats.tokenizer import Tokenizer
 
 SUFFIX = ".headrace"
 FORMAT = "headrace-packed-1"
@@ -88,7 +88,7 @@ def save_packed(path: Path, model: QuantisedModel, made: Made) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def read_packed_config(path: str | Path) -> tuple[LlamaConfig, Scheme, Made]:
+def read_packed_config(path: str | Path) -> tuple[DecoderConfig, Scheme, Made]:
     """Sizes, scheme and origin alone. Raises UserError naming file, field, value and what is allowed."""
     path = Path(path)
     metadata = read_metadata(path)
@@ -98,7 +98,7 @@ def read_packed_config(path: str | Path) -> tuple[LlamaConfig, Scheme, Made]:
     def section(name: str) -> dict:
         return parse_object(str(metadata.get(name, "")).encode(), f"{path}: {name}")
 
-    known = {field.name: field.default is MISSING for field in fields(LlamaConfig)}
+    known = {field.name: field.default is MISSING for field in fields(DecoderConfig)}
     sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in section("config").items()}
     wrong = sorted(sizes.keys() - known.keys()) + sorted(name for name, needed in known.items() if needed and name not in sizes)
     if wrong:
@@ -108,7 +108,7 @@ def read_packed_config(path: str | Path) -> tuple[LlamaConfig, Scheme, Made]:
     scheme = validate(Scheme, section("scheme"), source=f"{path}: scheme")
     check_contract_bits(scheme, f"{path}: scheme")
     try:
-        config = LlamaConfig(**sizes)
+        config = DecoderConfig(**sizes)
     except UserError as error:
         raise UserError(f"{path}: config: {error}") from None
     except TypeError:  # an object or a list where a name is looked up
@@ -167,7 +167,7 @@ def load_packed(path: str | Path) -> Packed:
 
 
 def _tensors(model: QuantisedModel) -> dict[str, QuantisedLinear | np.ndarray]:
-    """By the names of `LlamaConfig.weight_shapes`."""
+    """By the names of `DecoderConfig.weight_shapes`."""
     tensors = {
         "embedding": model.embedding, "positions": model.positions, "final_norm": model.final_norm, "final_norm.bias": model.final_norm_bias,
         "lm_head": model.lm_head,

@@ -13,10 +13,10 @@ from functools import cached_property
 import numpy as np
 
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.models.model import GroupCodes, Model
 from headrace.models.scheme import BLOCK, GROUP_SHIFT, Scheme, matrix_bytes, sparse_bytes
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.formats.tokenizer import Tokenizer
 
 GROUP = 32
 MAX_W8 = 127
@@ -98,14 +98,14 @@ class QuantisedModel:
     """What the golden executor and the compiler consume.
 
     embedding, lm_head: 8 bits, one scale per row (the same object when tied). layers[i]: the names of
-    `LlamaConfig.layer_shapes`, q, k, v, o, gate, up, down as QuantisedLinear, norms, their offsets and the linears' biases as
+    `DecoderConfig.layer_shapes`, q, k, v, o, gate, up, down as QuantisedLinear, norms, their offsets and the linears' biases as
     float32. final_norm: float32 [width], final_norm_bias its offset where norms have one. positions: 8 bits like the embedding, of
     models that learn them.
     rope_cos, rope_sin: float32 [max_positions, head_dim / 2], computed in float64; pair i is (x[i], x[i + head_dim / 2]).
     window_rope: the two tables of the layers with a sliding window, where those have a theta of their own.
     """
 
-    config: LlamaConfig
+    config: DecoderConfig
     scheme: Scheme
     tokenizer: Tokenizer | None
     embedding: QuantisedLinear
@@ -149,17 +149,17 @@ def block_counts(kept: np.ndarray, index_share: int) -> np.ndarray:
     return counts[:, 0]
 
 
-def rope_tables(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray]:
+def rope_tables(config: DecoderConfig) -> tuple[np.ndarray, np.ndarray]:
     """(cos, sin), float32 [max_positions, head_dim / 2]: angle = t * (theta**(-2i / head_dim) / divisor), all in float64."""
     return _rope_tables(config, config.rope_theta, config.rope_divisors)
 
 
-def window_rope_tables(config: LlamaConfig) -> tuple[np.ndarray, np.ndarray] | None:
+def window_rope_tables(config: DecoderConfig) -> tuple[np.ndarray, np.ndarray] | None:
     """The same for the layers with a window, without divisors; None where they turn like the others."""
     return None if config.window_rope_theta is None else _rope_tables(config, config.window_rope_theta, ())
 
 
-def _rope_tables(config: LlamaConfig, theta: float, divisors: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _rope_tables(config: DecoderConfig, theta: float, divisors: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray]:
     exponent = -2.0 * np.arange(config.head_dim // 2, dtype=np.float64) / config.head_dim
     rate = np.float64(theta) ** exponent / (np.array(divisors, np.float64) if divisors else 1.0)
     cos, sin = (np.empty((config.max_positions, len(rate)), np.float32) for _ in range(2))
@@ -245,7 +245,7 @@ def check_contract_bits(scheme: Scheme, source: str) -> None:
             raise UserError(f"{source}: {field} = {value}; allowed by the numeric contract is {' or '.join(map(str, allowed))}")
 
 
-def check_compressible(config: LlamaConfig, scheme: Scheme) -> None:
+def check_compressible(config: DecoderConfig, scheme: Scheme) -> None:
     """UserError for a scheme that the numeric contract does not cover, or that names linears which the model lacks."""
     check_contract_bits(scheme, f"scheme {scheme.name}")
     for name in sorted(scheme.tensor_bits.keys() - config.weight_shapes().keys()):

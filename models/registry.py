@@ -20,9 +20,9 @@ from pydantic import Field
 from headrace.models.configfile import StrictModel, find_config, list_configs
 from headrace.models.configfile import load_model as load_config
 from headrace.models.errors import UserError
-from headrace.models.gguf_decoder import load_gguf, read_gguf_config
-from headrace.models.graph import LlamaConfig
-from headrace.models.hf import load_hf, read_hf_config
+from headrace.models.formats.gguf_decoder import load_gguf, read_gguf_config
+from headrace.models.decoder import DecoderConfig
+from headrace.models.formats.hf import load_hf, read_hf_config
 from headrace.models.model import Model
 from headrace.models.packed import is_packed, read_packed_config
 
@@ -32,7 +32,7 @@ _SHA256 = r"^[0-9a-f]{64}$"
 
 
 class Sizes(StrictModel):
-    """The fields of `LlamaConfig`, which checks their values."""
+    """The fields of `DecoderConfig`, which checks their values."""
 
     vocab: int
     width: int
@@ -99,8 +99,8 @@ class ModelEntry(StrictModel):
     folder: str | None = Field(default=None, pattern=r"^[a-z0-9_]+$")
 
     @property
-    def config(self) -> LlamaConfig:
-        return LlamaConfig(name=self.name, **self.sizes.model_dump())
+    def config(self) -> DecoderConfig:
+        return DecoderConfig(name=self.name, **self.sizes.model_dump())
 
 
 def list_models() -> list[ModelEntry]:
@@ -147,7 +147,7 @@ def load_model(name_or_path: str | Path) -> Model:
     )
 
 
-def model_config(name_or_path: str | Path) -> LlamaConfig:
+def model_config(name_or_path: str | Path) -> DecoderConfig:
     """Sizes alone: needs no weights for a name of configs/models, and reads none from a folder or file."""
     if is_packed(name_or_path):
         return read_packed_config(name_or_path)[0]
@@ -277,8 +277,8 @@ def _gguf(path: Path) -> Path:
     return path
 
 
-def _renamed(config: LlamaConfig, name: str) -> LlamaConfig:
-    return LlamaConfig(**{**config.to_dict(), "name": name})
+def _renamed(config: DecoderConfig, name: str) -> DecoderConfig:
+    return DecoderConfig(**{**config.to_dict(), "name": name})
 
 
 def _with_weights() -> str:

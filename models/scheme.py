@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from headrace.models.configfile import StrictModel
 from headrace.models.configfile import load_model as load_config
 from headrace.models.errors import UserError
-from headrace.models.graph import LINEAR_NAMES, LlamaConfig
+from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
 from headrace.models.masks import Mask
 
 GROUP_SHIFT = {2: 1, 3: 2, 4: 3, 5: 4, 6: 4}
@@ -151,7 +151,7 @@ def refuse_sparse(scheme: Scheme) -> None:
         raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n}; bytes of sparse weights are not known, allowed is 16 (dense)")
 
 
-def weight_bytes(config: LlamaConfig, scheme: Scheme) -> int:
+def weight_bytes(config: DecoderConfig, scheme: Scheme) -> int:
     """Required bytes of all weights: block linears, embedding, LM head (once when tied), norms and biases in float32. A table
     of positions has the embedding's bits.
 

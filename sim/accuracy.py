@@ -14,10 +14,10 @@ from headrace.mapping.sweep import write_atomically
 from headrace.models.compress.statistics import InputStatistics
 from headrace.models.configfile import config_sha256, validate
 from headrace.models.errors import UserError
-from headrace.models.graph import DTYPE_BYTES
+from headrace.models.decoder import DTYPE_BYTES
 from headrace.models.model import Model
 from headrace.models.quantise import QuantisedModel
-from headrace.models.safetensors_file import read_json
+from headrace.models.formats.safetensors_file import read_json
 from headrace.models.scheme import Scheme
 from headrace.sim.calibrate import Method, calibrated
 from headrace.sim.float_model import FloatExecutor

@@ -14,7 +14,7 @@ from headrace.models.compress.prune import check_shape, mixed_counts, prune, sco
 from headrace.models.compress.scaling import awq_scale, fold_in, folds, smooth_scale
 from headrace.models.compress.statistics import InputStatistics
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.models.masks import Mask
 from headrace.models.model import Model
 from headrace.models.quantise import (
@@ -51,7 +51,7 @@ class Method:
         return self.rounding != "nearest" or self.scaling != "none"
 
 
-def input_of(config: LlamaConfig, name: str) -> str:
+def input_of(config: DecoderConfig, name: str) -> str:
     """The first of the linears that have the same input: "layers.3.v" -> "layers.3.q"."""
     prefix, _, kind = name.rpartition(".")
     first = {"k": "q", "v": "q", "up": "gate" if config.gated else "up"}.get(kind, kind)
@@ -85,7 +85,7 @@ def collect(
     return found
 
 
-def check_scheme(config: LlamaConfig, scheme: Scheme) -> None:
+def check_scheme(config: DecoderConfig, scheme: Scheme) -> None:
     """UserError where a model cannot be compressed under a scheme; said before long work."""
     check_compressible(config, scheme)
     if scheme.sparsity is not None and scheme.sparsity.n < scheme.sparsity.m:

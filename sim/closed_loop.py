@@ -20,7 +20,7 @@ from headrace.mapping.plan import make_plan
 from headrace.mapping.required import required_bytes, required_prefill_bytes, useful_macs
 from headrace.models.configfile import list_configs
 from headrace.models.errors import UserError
-from headrace.models.graph import LINEAR_NAMES, LlamaConfig
+from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
 from headrace.models.quantise import QuantisedModel
 from headrace.sim.cosim import Cosim, run_image
 from headrace.sim.cosim_run import Waves
@@ -91,7 +91,7 @@ def prove(
 
 
 def cycle_run(
-    config: LlamaConfig, bits: dict[str, int], machine: Machine, prompt: list[int], tokens: Sequence[int], context: int | None = None
+    config: DecoderConfig, bits: dict[str, int], machine: Machine, prompt: list[int], tokens: Sequence[int], context: int | None = None
 ) -> CycleResult:
     """The same program on the cycle simulator, which is given the tokens but nothing of the RTL's time."""
     plan = make_plan(config, machine, bits, context, len(tokens))
@@ -169,7 +169,7 @@ def _decode(config, scheme, bits, machine, length, outputs, cycles, our_cycles, 
     }  # fmt: skip
 
 
-def run_energy(rtl: Cosim, config: LlamaConfig, bits: dict[str, int], machine: Machine, length: int, outputs: int) -> Energy | None:
+def run_energy(rtl: Cosim, config: DecoderConfig, bits: dict[str, int], machine: Machine, length: int, outputs: int) -> Energy | None:
     """Energy of the run: events from the RTL's counters; buffer accesses, which it does not count, from the closed forms.
 
     None where the board has no energy table or the machine's LUTs are not known.

@@ -4,7 +4,7 @@ from headrace.hw.board import load_board, refuse_descriptive
 from headrace.hw.machine import load_machine
 from headrace.models.compressed import scheme_of
 from headrace.models.configfile import list_configs
-from headrace.models.graph import LlamaConfig, require_plain_llama
+from headrace.models.decoder import DecoderConfig, require_plain_llama
 from headrace.sim.energy import load_energy
 from headrace.sim.estimate import Workload, estimate
 from headrace.sim.gpu import GpuChoice, break_even_batch, break_even_measured, gpu_rows
@@ -13,7 +13,7 @@ DEFAULT_SCHEME = "w4a8kv8"
 
 
 def compare(
-    config: LlamaConfig, machines: list[str], gpus: list[GpuChoice], scheme_name: str | None, *, overrides: dict[str, list[str]],
+    config: DecoderConfig, machines: list[str], gpus: list[GpuChoice], scheme_name: str | None, *, overrides: dict[str, list[str]],
     prefill: int, decode: int, batch: int, model: str = "",
 ) -> tuple[dict, list]:
     """(document without its stamp, everything that decided it). `overrides` as `configfile.split_overrides` gives them. model: its name or path.

@@ -10,7 +10,7 @@ from headrace.mapping.image import table_words
 from headrace.mapping.placement import linear_words, round_up
 from headrace.mapping.plan import Addresses, Plan, make_plan, rope_words, unplaced
 from headrace.mapping.program import generate
-from headrace.models.graph import LINEAR_NAMES, LlamaConfig
+from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
 from headrace.sim.cycle import CycleResult, simulate
 
 TABLE_SECTIONS = 16
@@ -55,7 +55,7 @@ def program_of(plan: Plan) -> tuple[tuple[Instruction, ...], int]:
 
 
 @lru_cache(maxsize=16)
-def _program_of(config: LlamaConfig, machine: Machine, bits: tuple[tuple[str, int], ...], context: int, outputs: int):
+def _program_of(config: DecoderConfig, machine: Machine, bits: tuple[tuple[str, int], ...], context: int, outputs: int):
     """The program does not depend on how far it runs, so many runs share one."""
     plan = make_plan(config, machine, dict(bits), context, outputs)
     addresses, base = placed(plan)

@@ -16,7 +16,7 @@ from headrace.mapping.plan import Plan, make_plan
 from headrace.mapping.placement import LANES, linear_words, round_up
 from headrace.mapping.required import macs_by_op, required_bytes, required_bytes_by_op, required_prefill_bytes, useful_macs
 from headrace.models.errors import UserError
-from headrace.models.graph import LINEAR_NAMES, LlamaConfig
+from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
 from headrace.models.scheme import Scheme, refuse_cache_and_mask, refuse_single_tensors, weight_bytes
 from headrace.sim.energy import Energy, EnergyTable, energy
 
@@ -101,7 +101,7 @@ def utilisation(machine: Machine, cycles: float, macs: float, required: float) -
 
 
 def estimate(
-    config: LlamaConfig, scheme: Scheme, machine: Machine, board: Board, table: EnergyTable | None, workload: Workload, *,
+    config: DecoderConfig, scheme: Scheme, machine: Machine, board: Board, table: EnergyTable | None, workload: Workload, *,
     by_op: bool = False, scope: str = "board", level: str = "analytic", note: Callable[[str], None] = lambda text: None,
 ) -> dict:
     """The document of design section 7 without its stamp. `table` None: no energies are known for the board and they are null.
@@ -185,7 +185,7 @@ def board_fit(machine: Machine, board: Board, resources: dict) -> dict:
 class _Run:
     """One model on one machine: phases to parts of the document."""
 
-    config: LlamaConfig
+    config: DecoderConfig
     scheme: Scheme
     bits: dict[str, int]
     machine: Machine
@@ -312,7 +312,7 @@ def _phase_cycles(plan: Plan, prompt: int, steps: int) -> tuple[float, np.ndarra
     return float(span(result, 0, 1)), np.array([span(result, k, k + 1) for k in range(1, steps + 1)], float)
 
 
-def cycle_trace(config: LlamaConfig, bits: dict[str, int], machine: Machine, context: int) -> dict:
+def cycle_trace(config: DecoderConfig, bits: dict[str, int], machine: Machine, context: int) -> dict:
     """Every instruction of one decode step at `context` on the cycle simulator, as a Chrome trace."""
     from headrace.sim.cycle_model import chrome_trace, program_of, run_step, step_program
 
@@ -321,7 +321,7 @@ def cycle_trace(config: LlamaConfig, bits: dict[str, int], machine: Machine, con
     return chrome_trace(run_step(plan, context), program, machine, name=f"{config.name} on {machine.name}, step at context {context}")
 
 
-def step_trace(config: LlamaConfig, bits: dict[str, int], machine: Machine, context: int) -> dict:
+def step_trace(config: DecoderConfig, bits: dict[str, int], machine: Machine, context: int) -> dict:
     """The critical path of one decode step at `context` as a Chrome trace: one span per operator and layer, in microseconds.
 
     Layers from the second on are alike, so the second stands for them and says how often.

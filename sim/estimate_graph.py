@@ -19,7 +19,7 @@ from headrace.mapping.analytic_graph import step
 from headrace.mapping.graph_events import image_bytes, step_events
 from headrace.mapping.transforms import Pass, Work
 from headrace.models.errors import UserError
-from headrace.models.graph import SIZE_LIMITS
+from headrace.models.decoder import SIZE_LIMITS
 from headrace.models.operators import MATRIX_KINDS, Lengths, OperatorGraph
 from headrace.models.scheme import Scheme
 from headrace.sim.energy import Energy, EnergyTable, energy

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.models.masks import Mask, visible_keys
 from headrace.models.model import Model
 from headrace.models.quantise import QuantisedLinear, QuantisedModel, finite_weight, rope_tables, window_rope_tables
@@ -22,7 +22,7 @@ Observe = Callable[[str, np.ndarray], None]
 
 
 def dequantised_weights(qmodel: QuantisedModel) -> dict[str, np.ndarray]:
-    """float32 weights on the grid of a compressed model, under the names of `LlamaConfig.weight_shapes`."""
+    """float32 weights on the grid of a compressed model, under the names of `DecoderConfig.weight_shapes`."""
     tensors = {
         "embedding": qmodel.embedding, "final_norm": qmodel.final_norm, "final_norm.bias": qmodel.final_norm_bias,
         "positions": qmodel.positions, "lm_head": qmodel.lm_head,
@@ -42,7 +42,7 @@ class FloatExecutor:
     """
 
     def __init__(
-        self, config: LlamaConfig, weights: Mapping[str, np.ndarray], *, observe: Observe | None = None, mask: Mask | None = None
+        self, config: DecoderConfig, weights: Mapping[str, np.ndarray], *, observe: Observe | None = None, mask: Mask | None = None
     ):
         self.config = config
         self.mask = mask

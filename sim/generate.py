@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from headrace.kernels.contract.functions import argmax
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.decoder import DecoderConfig
+from headrace.models.formats.tokenizer import Tokenizer
 from headrace.sim.session import Executor, nan_named
 
 
@@ -28,7 +28,7 @@ class Generation:
         return len(self.tokens) / self.latency_s
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: str, config: LlamaConfig, count: int) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, prompt: str, config: DecoderConfig, count: int) -> list[int]:
     """Token numbers of `prompt` when `count` tokens after it fit the model; UserError otherwise."""
     if not prompt:
         raise UserError("prompt = '' is empty; allowed is a text of at least one token")
@@ -39,7 +39,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str, config: LlamaConfig, count:
     return tokens
 
 
-def check_count(config: LlamaConfig, prompt_tokens: int, count: int) -> None:
+def check_count(config: DecoderConfig, prompt_tokens: int, count: int) -> None:
     """UserError unless 1 <= count and every position exists: the last output token itself takes none."""
     room = config.max_positions - prompt_tokens + 1
     if prompt_tokens > config.max_positions:

@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from headrace.mapping.required import required_bytes, useful_macs
 from headrace.models.configfile import StrictModel, find_config, list_configs, load_model
 from headrace.models.errors import UserError
-from headrace.models.graph import LINEAR_NAMES, LlamaConfig
+from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
 from headrace.models.scheme import Scheme
 
 DEFAULT_VARIANTS = {"A100": "A100-SXM-80", "V100": "V100-SXM2-32", "H100": "H100-SXM-80", "H200": "H200-SXM-141"}
@@ -173,7 +173,7 @@ def parse_gpu(text: str) -> GpuChoice:
     raise UserError(f"--gpu {text}: nothing is known of stack {stack!r} on {gpu.name}; allowed: {', '.join(allowed)}")
 
 
-def fp16_bytes(config: LlamaConfig, context, *, batch: int = 1) -> np.ndarray:
+def fp16_bytes(config: DecoderConfig, context, *, batch: int = 1) -> np.ndarray:
     """Bytes that one step must read with 16-bit weights and cache: every matrix and norm once, an embedding row and the cache at KV
     length `context` per sequence."""
     weights = config.layers * sum(n * k for n, k in map(config.linear_shape, LINEAR_NAMES)) + config.vocab * config.width
@@ -202,7 +202,7 @@ def roofline(step_bytes, step_macs, bytes_per_s: float, ops_per_s: float | None,
     return Bound(len(memory_s) * batch / float(step_s.sum()), limit)
 
 
-def gpu_rows(choice: GpuChoice, config: LlamaConfig, scheme: Scheme, *, prefill: int, decode: int, batch: int = 1) -> list[dict]:
+def gpu_rows(choice: GpuChoice, config: DecoderConfig, scheme: Scheme, *, prefill: int, decode: int, batch: int = 1) -> list[dict]:
     """Rows of `headrace compare` for one GPU and decode steps at contexts prefill + 1 .. prefill + decode.
 
     The roofline first, then measured stacks (all, or the one chosen), then measurements at that batch. Beside the keys of the design: "model" (whose tokens), "batch", "limit", "src", "note".
@@ -257,7 +257,7 @@ def rows_of_steps(
     return rows
 
 
-def break_even_batch(gpu: Gpu, config: LlamaConfig, tokens_per_s: float, *, prefill: int, decode: int, limit: int = 1024) -> int | None:
+def break_even_batch(gpu: Gpu, config: DecoderConfig, tokens_per_s: float, *, prefill: int, decode: int, limit: int = 1024) -> int | None:
     """Smallest batch at which the fp16 roofline of `gpu` reaches `tokens_per_s`: below it the machine is faster for certain. None where
     no batch up to `limit` that fits the memory does."""
     contexts = np.arange(prefill + 1, prefill + decode + 1)

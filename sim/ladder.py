@@ -7,7 +7,7 @@ import numpy as np
 
 from headrace.hw.machine import Machine
 from headrace.mapping.analytic import decode, prefill
-from headrace.models.graph import LINEAR_NAMES
+from headrace.models.decoder import LINEAR_NAMES
 from headrace.models.quantise import QuantisedModel
 from headrace.sim.closed_loop import cycle_run, run_rtl
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.sim.session import Executor, nan_named
 
 POSITIONS_PER_PASS = 64
@@ -29,7 +29,7 @@ class Perplexity:
     scored_tokens: int
 
 
-def check_length(config: LlamaConfig, tokens: int) -> None:
+def check_length(config: DecoderConfig, tokens: int) -> None:
     """UserError unless a text of this many tokens can be scored in one pass."""
     if not 2 <= tokens <= config.max_positions + 1:
         raise UserError(

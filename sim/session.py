@@ -13,12 +13,12 @@ import numpy as np
 from headrace.kernels.contract.f32 import UnorderedError
 from headrace.models.compressed import load_compressed
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.models.model import Model
 from headrace.models.packed import is_packed
 from headrace.models.registry import load_model
 from headrace.models.scheme import Scheme
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.formats.tokenizer import Tokenizer
 from headrace.sim.float_model import FloatExecutor
 from headrace.sim.golden import GoldenExecutor
 
@@ -29,7 +29,7 @@ HOST_BACKENDS = ("golden", "float")
 class Executor(Protocol):
     """What `GoldenExecutor` and `FloatExecutor` have in common."""
 
-    config: LlamaConfig
+    config: DecoderConfig
     position: int
 
     def reset(self) -> None: ...
@@ -82,7 +82,7 @@ def open_session(
 
 
 @contextmanager
-def nan_named(config: LlamaConfig) -> Iterator[None]:
+def nan_named(config: DecoderConfig) -> Iterator[None]:
     """Turn a NaN that finite weights lead to (they are too large for float32's range) into a UserError that names the model."""
     try:
         yield

@@ -9,7 +9,7 @@ import numpy as np
 from headrace.models.compress.statistics import InputStatistics
 from headrace.models.compress.widths import solve_widths
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.models.model import Model
 from headrace.models.quantise import finite_weight
 from headrace.models.scheme import Scheme, matrix_bytes, weight_bytes
@@ -67,7 +67,7 @@ def choose_widths(
     return scheme.model_copy(update={"name": f"{scheme.name}-{bytes_per_weight:g}", "tensor_bits": solve_widths(losses, sizes, budget)})
 
 
-def check_budget(config: LlamaConfig, scheme: Scheme, bytes_per_weight: float) -> None:
+def check_budget(config: DecoderConfig, scheme: Scheme, bytes_per_weight: float) -> None:
     """UserError for a budget that no widths keep; said before they are measured."""
     least = weight_bytes(config, _narrowest(config, scheme))
     if least > bytes_per_weight * config.parameters:
@@ -77,7 +77,7 @@ def check_budget(config: LlamaConfig, scheme: Scheme, bytes_per_weight: float) -
         )
 
 
-def _narrowest(config: LlamaConfig, scheme: Scheme) -> Scheme:
+def _narrowest(config: DecoderConfig, scheme: Scheme) -> Scheme:
     return scheme.model_copy(update={"weight_bits": WIDTHS[0], "linear_bits": {}, "tensor_bits": {}})
 
 

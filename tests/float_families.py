@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.models.model import Model
 
 SEED = 20261130
@@ -19,7 +19,7 @@ FAMILIES = {
 
 
 def family(name, **changes):
-    config = LlamaConfig(name=name.replace(" ", "-"), **SIZES | FAMILIES[name] | changes)
+    config = DecoderConfig(name=name.replace(" ", "-"), **SIZES | FAMILIES[name] | changes)
     rng = np.random.default_rng([SEED, *name.encode()])
     weights = {}
     for tensor, shape in config.weight_shapes().items():

@@ -2,19 +2,19 @@
 
 import numpy as np
 
-from headrace.models.graph import LINEAR_NAMES, NORM_NAMES, LlamaConfig
+from headrace.models.decoder import LINEAR_NAMES, NORM_NAMES, DecoderConfig
 from headrace.models.quantise import QuantisedModel, quantise_groups, quantise_rows, rope_tables
 from headrace.models.scheme import Scheme
 
 
 def random_model(seed: int, *, bits: int = 4, **sizes) -> QuantisedModel:
-    """A QuantisedModel with normal random weights. `sizes` override those of LlamaConfig."""
+    """A QuantisedModel with normal random weights. `sizes` override those of DecoderConfig."""
     rng = np.random.default_rng(seed)
     fields = {
         "vocab": 512, "width": 128, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 32, "ffn": 320, "max_positions": 64,
         "tie_embeddings": True,
     } | sizes  # fmt: skip
-    config = LlamaConfig(name=f"random-{seed}", **fields)
+    config = DecoderConfig(name=f"random-{seed}", **fields)
 
     def linear(name):
         outputs, inputs = config.linear_shape(name)

@@ -26,11 +26,11 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from headrace.models.architectures import describe
 from headrace.models.configfile import validate
 from headrace.models.errors import MAX_LINE, UserError
-from headrace.models.gguf_decoder import load_gguf, read_gguf_config
-from headrace.models.hf import load_hf, read_hf_config
+from headrace.models.formats.gguf_decoder import load_gguf, read_gguf_config
+from headrace.models.formats.hf import load_hf, read_hf_config
 from headrace.models.packed import Made, load_packed, read_packed_config, save_packed
 from headrace.models.scheme import Scheme
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.formats.tokenizer import Tokenizer
 from headrace.sim.calibrate import Method, calibrated
 from headrace.sim.golden import GoldenExecutor
 from headrace.sim.session import nan_named

@@ -15,9 +15,9 @@ from safetensors.numpy import save_file
 from torch import nn
 from torch.nn import functional as F
 
-from headrace.models.tensor_graph import TensorGraph
-from headrace.models.tensor_graph_file import save_graph
-from headrace.models.torch_export import export_module
+from headrace.models.exported.tensor_graph import TensorGraph
+from headrace.models.exported.tensor_graph_file import save_graph
+from headrace.models.exported.torch_export import export_module
 
 DATA = Path(__file__).parent / "data" / "tensor_graphs"
 VOCAB, WIDTH, HEADS = 11, 8, 2

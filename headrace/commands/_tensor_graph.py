@@ -12,7 +12,7 @@ from headrace.output import emit_json, print_table
 def show_graph(path: Path, given: Sequence[str], as_json: bool, seed: int) -> None:
     """Parameters, bytes of all tensors, multiply-accumulates of a pass and operators by kind. `given` holds NAME=N for symbolic lengths; where one is
     missing, counts that depend on lengths are null and the lengths that are needed are named."""
-    from headrace.models.tensor_graph_file import load_graph
+    from headrace.models.exported.tensor_graph_file import load_graph
 
     graph = load_graph(path)
     lengths = dict(_length(text) for text in given)

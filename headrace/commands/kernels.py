@@ -94,7 +94,7 @@ def check_command(as_json: bool, seed: int) -> int:
 def bench_command(model: str, bits: str, batch: int, as_json: bool, seed: int) -> None:
     """Time the kernel on a CUDA device for the linears of a model (measured)."""
     from headrace.kernels.check import backend, bench
-    from headrace.models.graph import LINEAR_NAMES, require_plain_llama
+    from headrace.models.decoder import LINEAR_NAMES, require_plain_llama
     from headrace.models.registry import model_config
 
     config = model_config(model)

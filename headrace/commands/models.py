@@ -75,9 +75,9 @@ def show_command(
     """Print a model's sizes, and its bytes under a scheme: weights required once (no padding), KV codes and scales a token.
 
     A Hugging Face config.json (its folder, or the file) may be of any architecture that is known here; no weights are needed.
-    Of a tensor graph (a .tgraph folder that `headrace.models.torch_export` made): parameters, operators, and MACs a pass at the lengths given."""
+    Of a tensor graph (a .tgraph folder that `headrace.models.exported.torch_export` made): parameters, operators, and MACs a pass at the lengths given."""
     from headrace.models.compressed import scheme_of
-    from headrace.models.tensor_graph_file import SUFFIX
+    from headrace.models.exported.tensor_graph_file import SUFFIX
 
     if Path(model).suffix == SUFFIX:
         if overrides or scheme is not None:
@@ -118,7 +118,7 @@ def _plain_llama(model: str, scheme: Scheme) -> dict[str, object]:
 def _described(model: str, scheme: Scheme) -> dict[str, object] | None:
     """What a config.json says of its architecture; None for a name, a GGUF file, and a plain Llama, whose sizes are its graph's."""
     from headrace.models.architectures import describe
-    from headrace.models.hf import read_hf_config
+    from headrace.models.formats.hf import read_hf_config
     from headrace.models.registry import model_path
 
     path = model_path(model)

@@ -55,7 +55,7 @@ def relu(x) -> np.ndarray:
 
 
 ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"silu": silu, "gelu_tanh": gelu_tanh, "relu": relu}
-"""Name (models.graph.LlamaConfig.activation) -> function. A gated MLP multiplies its result by `up`."""
+"""Name (models.graph.DecoderConfig.activation) -> function. A gated MLP multiplies its result by `up`."""
 
 
 def softcap(x, cap: float) -> np.ndarray:

@@ -9,7 +9,7 @@ from headrace.models.architectures import llama_like, state_space, transformers_
 from headrace.models.architectures.base import Counted, DoesNotFit, Fields
 from headrace.models.configfile import validate
 from headrace.models.errors import UserError
-from headrace.models.safetensors_file import read_json
+from headrace.models.formats.safetensors_file import read_json
 
 ARCHITECTURES = {**llama_like.ARCHITECTURES, **transformers_with_biases.ARCHITECTURES, **state_space.ARCHITECTURES}
 

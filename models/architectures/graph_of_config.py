@@ -1,8 +1,9 @@
-"""The operator graph of a `LlamaConfig`: of a name of configs/models or a GGUF file, which have no config.json."""
+"""The operator graph of a `DecoderConfig`: of a name of configs/models or a GGUF file, which have no config.json."""
 
 from __future__ import annotations
 
-from headrace.models.graph import LOGITS, TOKENS, LlamaConfig
+from headrace.models.decoder import DecoderConfig
+from headrace.models.graph import LOGITS, TOKENS
 from headrace.models.masks import Mask
 from headrace.models.operators import Builder, OperatorGraph
 
@@ -10,7 +11,7 @@ _FUNCTIONS = {"silu": "silu", "gelu_tanh": "gelu", "relu": "relu"}
 """Activation of a config -> kind of operator."""
 
 
-def graph_of_config(config: LlamaConfig) -> OperatorGraph:
+def graph_of_config(config: DecoderConfig) -> OperatorGraph:
     """Linears of query, key and value apart, as `config` has them."""
     c = config
     architecture = "LlamaForCausalLM" if c.plain_llama else "another decoder"
@@ -32,11 +33,11 @@ def graph_of_config(config: LlamaConfig) -> OperatorGraph:
     return b.finish(c.layers, max_positions=c.max_positions)
 
 
-def _linear(b: Builder, c: LlamaConfig, name: str, x: str) -> str:
+def _linear(b: Builder, c: DecoderConfig, name: str, x: str) -> str:
     return b.linear(name, x, *c.linear_shape(name), bias=name in c.biases)
 
 
-def _attention(b: Builder, c: LlamaConfig, h: str) -> str:
+def _attention(b: Builder, c: DecoderConfig, h: str) -> str:
     q, k, v = (_linear(b, c, name, h) for name in "qkv")
     if c.qk_norm:
         q, k = (
@@ -50,7 +51,7 @@ def _attention(b: Builder, c: LlamaConfig, h: str) -> str:
     return _linear(b, c, "o", attended)
 
 
-def _mlp(b: Builder, c: LlamaConfig, h: str) -> str:
+def _mlp(b: Builder, c: DecoderConfig, h: str) -> str:
     up, function = _linear(b, c, "up", h), _FUNCTIONS[c.activation]
     if not c.gated:
         return _linear(b, c, "down", b.vector(function, function, (up,), c.ffn))
@@ -60,7 +61,7 @@ def _mlp(b: Builder, c: LlamaConfig, h: str) -> str:
     return _linear(b, c, "down", b.vector("multiply", "multiply", (b.vector(function, function, (gate,), c.ffn), up), c.ffn))
 
 
-def _added(b: Builder, c: LlamaConfig, half: str, x: str, delta: str, layer_norm: bool) -> str:
+def _added(b: Builder, c: DecoderConfig, half: str, x: str, delta: str, layer_norm: bool) -> str:
     if c.post_norms:
         delta = b.norm(f"post_{half}_norm", delta, c.width, layer_norm=layer_norm)
     return b.vector("add", f"{half}_add", (x, delta), c.width)

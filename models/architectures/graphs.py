@@ -9,11 +9,11 @@ from headrace.models.architectures.base import DoesNotFit
 from headrace.models.architectures.graph_of_config import graph_of_config
 from headrace.models.configfile import validate
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
-from headrace.models.hf import read_hf_config
+from headrace.models.decoder import DecoderConfig
+from headrace.models.formats.hf import read_hf_config
 from headrace.models.operators import OperatorGraph
 from headrace.models.registry import model_config, model_path
-from headrace.models.safetensors_file import read_json
+from headrace.models.formats.safetensors_file import read_json
 
 GRAPHS = {**graph_llama_like.GRAPHS, **graph_with_biases.GRAPHS, **graph_state_space.GRAPHS}
 """Class -> (fields, function of name, class and fields)."""
@@ -39,7 +39,7 @@ def load_graph(name_or_path: str | Path) -> OperatorGraph:
     return graph_of_config(model_config(name_or_path))
 
 
-def plain_llama(name_or_path: str | Path) -> LlamaConfig | None:
+def plain_llama(name_or_path: str | Path) -> DecoderConfig | None:
     """Sizes of a model that the compiler takes: a plain Llama by a name of configs/models, a GGUF file or a config.json. None for any other."""
     path = model_path(name_or_path)
     if path is None or not (path.is_dir() or path.suffix.lower() == ".json"):

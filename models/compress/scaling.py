@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.models.compress.statistics import InputStatistics
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.models.quantise import quantise_groups, quantise_rows
 
 AWQ_EXPONENTS = tuple(step / 10 for step in range(11))
@@ -41,7 +41,7 @@ class Fold:
         return values if self.repeats == 1 else values.reshape(-1, self.repeats, self.block).max(axis=1).reshape(-1)
 
 
-def folds(config: LlamaConfig, layer: int) -> tuple[Fold, ...]:
+def folds(config: DecoderConfig, layer: int) -> tuple[Fold, ...]:
     """Where channels of a layer can be scaled: behind both norms, between values and output, and between up and down where nothing but a
     product (a gated MLP) or a ReLU lies between them."""
     w = f"layers.{layer}."

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hf_families import CASES, tokens
 
-from headrace.models.hf import load_hf
+from headrace.models.formats.hf import load_hf
 from headrace.sim.float_model import FloatExecutor
 
 pytestmark = pytest.mark.gpu

@@ -20,11 +20,11 @@ import headrace.models
 import tensor_graph_fixture
 from headrace.models.errors import UserError
 from headrace.models.registry import load_model
-from headrace.models.tensor_graph import TensorGraph
-from headrace.models.tensor_graph_file import load_graph
-from headrace.models.torch_export import export_module, from_exported
+from headrace.models.exported.tensor_graph import TensorGraph
+from headrace.models.exported.tensor_graph_file import load_graph
+from headrace.models.exported.torch_export import export_module, from_exported
 from headrace.sim.float_model import FloatExecutor
-from headrace.sim.tensor_executor import bind_lengths, run
+from headrace.sim.tensors.tensor_executor import bind_lengths, run
 
 pytestmark = pytest.mark.gpu
 
@@ -257,7 +257,7 @@ def test_tied_and_unused_parameters_count_once():
 def test_a_model_without_weights_is_counted(tied):
     """On the meta device: Llama-2-7B's sizes with two layers; the count of MACs is a formula, that of parameters PyTorch's."""
     width, ffn, vocab, length = 4096, 11008, 32000, 128
-    config = transformers.LlamaConfig(
+    config = transformers.DecoderConfig(
         vocab_size=vocab, hidden_size=width, intermediate_size=ffn, num_hidden_layers=2, num_attention_heads=32,
         num_key_value_heads=32, tie_word_embeddings=tied
     )

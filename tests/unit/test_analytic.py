@@ -18,7 +18,8 @@ from headrace.mapping.plan import make_plan, unplaced
 from headrace.mapping.program import generate
 from headrace.mapping.placement import cache_geometry, linear_words
 from headrace.mapping.required import useful_macs
-from headrace.models.graph import LINEAR_NAMES, build_graph
+from headrace.models.decoder import LINEAR_NAMES
+from headrace.models.graph import build_graph
 from headrace.models.registry import model_config
 from headrace.sim.cycle import simulate
 

@@ -17,7 +17,7 @@ from headrace.mapping.plan import make_plan
 from headrace.models.architectures.graph_of_config import graph_of_config
 from headrace.models.architectures.graphs import read_graph
 from headrace.models.functions import FUNCTIONS
-from headrace.models.graph import LINEAR_NAMES, LlamaConfig
+from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
 from headrace.models.masks import Mask
 from headrace.models.operators import Lengths, Op
 from headrace.models.registry import model_config
@@ -213,7 +213,7 @@ def test_a_scan_waits_for_its_state():
 def test_a_choice_of_experts_is_waited_for():
     """Weights of a small model are loaded ahead where they are known, so that a linear waits for the array; an expert's load begins after the
     choice, so that it waits for memory."""
-    tiny = graph_of_config(LlamaConfig(name="tiny", vocab=64, width=32, layers=4, heads=4, kv_heads=4, head_dim=16, ffn=96))
+    tiny = graph_of_config(DecoderConfig(name="tiny", vocab=64, width=32, layers=4, heads=4, kv_heads=4, head_dim=16, ffn=96))
     dense = step(tiny, SCHEME, load_machine("nano"), np.array([5]), logits=True).ops["up"]
     routed = step(with_experts(tiny, 4, 1), SCHEME, load_machine("nano"), np.array([5]), logits=True).ops["experts.up"]
     assert float(np.sum(dense.by_bound["memory"])) == 0 < float(np.sum(routed.by_bound["memory"]))

@@ -9,7 +9,7 @@ from headrace.hw.machine import load_machine
 from headrace.mapping.analytic import step_cycles
 from headrace.mapping.plan import make_plan, unplaced
 from headrace.mapping.program import generate
-from headrace.models.graph import LINEAR_NAMES
+from headrace.models.decoder import LINEAR_NAMES
 from headrace.models.registry import model_config
 from unit import schedule_oracle
 

@@ -6,7 +6,7 @@ from float_families import FAMILIES, SIZES, family
 
 from headrace.models.compress.scaling import awq_scale, fold_in, folds, smooth_scale
 from headrace.models.compress.statistics import InputStatistics
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.models.model import Model
 from headrace.models.registry import load_model
 from headrace.models.scheme import load_scheme
@@ -111,7 +111,7 @@ def test_smoothquant_is_its_formula():
 
 
 def test_grouped_heads_share_a_scale():
-    fold = folds(LlamaConfig(name="x", **SIZES), 0)[1]
+    fold = folds(DecoderConfig(name="x", **SIZES), 0)[1]
     scale = np.arange(16, dtype=np.float32)
     assert np.array_equal(fold.spread(scale), np.concatenate([scale[:8], scale[:8], scale[8:], scale[8:]]))
     values = np.arange(32.0)

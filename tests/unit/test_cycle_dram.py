@@ -17,7 +17,7 @@ from headrace.hw.machine import load_machine
 from headrace.mapping.analytic import step
 from headrace.mapping.plan import make_plan
 from headrace.models.errors import UserError
-from headrace.models.graph import LINEAR_NAMES
+from headrace.models.decoder import LINEAR_NAMES
 from headrace.models.registry import model_config
 from headrace.sim import cycle
 from headrace.sim.cycle import simulate

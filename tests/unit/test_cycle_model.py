@@ -11,7 +11,7 @@ from headrace.mapping.analytic import decode, prefill
 from headrace.mapping.compiler import lay_out
 from headrace.mapping.plan import make_plan
 from headrace.mapping.program import generate
-from headrace.models.graph import LINEAR_NAMES
+from headrace.models.decoder import LINEAR_NAMES
 from headrace.sim.cycle_model import chrome_trace, placed, run_phases, run_step, span, step_program
 
 NANO = load_machine("nano")

@@ -198,7 +198,7 @@ def test_a_board_without_energies_has_none_rather_than_zero():
 def test_image_is_the_compilers(tmp_path):
     """Within the program, whose length is counted as a full instruction memory, header and table."""
     from headrace.mapping.plan import make_plan
-    from headrace.models.graph import LINEAR_NAMES
+    from headrace.models.decoder import LINEAR_NAMES
     from headrace.models.quantise import quantise_model
     from headrace.models.registry import load_model
 

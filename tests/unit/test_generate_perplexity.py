@@ -8,11 +8,11 @@ import pytest
 
 from headrace import cli
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.sim.generate import check_count, encode_prompt, generate_tokens
 from headrace.sim.perplexity import negative_log_likelihood, perplexity
 
-CONFIG = LlamaConfig(name="toy", vocab=5, width=4, layers=1, heads=1, kv_heads=1, head_dim=4, ffn=4, max_positions=8)
+CONFIG = DecoderConfig(name="toy", vocab=5, width=4, layers=1, heads=1, kv_heads=1, head_dim=4, ffn=4, max_positions=8)
 
 
 class ToyExecutor:

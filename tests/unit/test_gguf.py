@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from headrace.models.errors import UserError
-from headrace.models.gguf_file import GgufFile
-from headrace.models.gguf_decoder import half_split_rows, load_gguf, read_gguf_config
+from headrace.models.formats.gguf_file import GgufFile
+from headrace.models.formats.gguf_decoder import half_split_rows, load_gguf, read_gguf_config
 from headrace.models.quantise import quantise_model
 from headrace.models.scheme import load_scheme
 

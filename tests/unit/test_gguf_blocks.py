@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from headrace.models.errors import UserError
-from headrace.models.gguf_blocks import BLOCK_TYPES
-from headrace.models.gguf_file import TENSOR_TYPES, GgufFile
+from headrace.models.formats.gguf_blocks import BLOCK_TYPES
+from headrace.models.formats.gguf_file import TENSOR_TYPES, GgufFile
 from headrace.models.model import GroupCodes
 from headrace.models.registry import model_entry, weights_path
 

@@ -11,8 +11,8 @@ import pytest
 from hf_families import CASES, stored_weights, tokens
 
 from headrace.models.errors import UserError
-from headrace.models.gguf_decoder import ARCHITECTURES, load_gguf, read_gguf_config
-from headrace.models.hf_families import config_of
+from headrace.models.formats.gguf_decoder import ARCHITECTURES, load_gguf, read_gguf_config
+from headrace.models.formats.hf_families import config_of
 from headrace.models.quantise import quantise_model
 from headrace.models.scheme import load_scheme
 from headrace.sim.float_model import FloatExecutor

@@ -7,10 +7,10 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, trainers
 
-from headrace.models import gguf_tokenizer
+from headrace.models.formats import gguf_tokenizer
 from headrace.models.errors import UserError
-from headrace.models.gguf_file import GgufFile
-from headrace.models.gguf_tokenizer import MAX_TOKEN_CHARACTERS, SPACE, merges_of_scores, read_tokenizer
+from headrace.models.formats.gguf_file import GgufFile
+from headrace.models.formats.gguf_tokenizer import MAX_TOKEN_CHARACTERS, SPACE, merges_of_scores, read_tokenizer
 from headrace.models.registry import model_entry, weights_path
 
 SEED = 23

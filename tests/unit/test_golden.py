@@ -7,7 +7,8 @@ import pytest
 
 from headrace.kernels.contract import f32, functions, kv4
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig, build_graph
+from headrace.models.decoder import DecoderConfig
+from headrace.models.graph import build_graph
 from headrace.models.model import Model
 from headrace.models.quantise import quantise_model
 from headrace.models.scheme import load_scheme
@@ -16,12 +17,12 @@ from headrace.sim.float_model import FloatExecutor
 from headrace.sim.golden import GoldenExecutor
 
 SEED = 20240604
-CONFIG = LlamaConfig(
+CONFIG = DecoderConfig(
     name="tiny", vocab=97, width=48, layers=2, heads=6, kv_heads=2, head_dim=16, ffn=80, max_positions=200, tie_embeddings=True
 )
 
 
-def random_model(config: LlamaConfig, seed: int = SEED) -> Model:
+def random_model(config: DecoderConfig, seed: int = SEED) -> Model:
     print("seed", seed)
     rng = np.random.default_rng(seed)
     weights = {}

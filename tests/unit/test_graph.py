@@ -5,15 +5,16 @@ import math
 import pytest
 
 from headrace.models.errors import UserError
-from headrace.models.graph import KINDS, LlamaConfig, build_graph, resolve, visible_pairs
+from headrace.models.decoder import DecoderConfig
+from headrace.models.graph import KINDS, build_graph, resolve, visible_pairs
 from headrace.models.registry import list_models, model_config
 from headrace.models.scheme import load_scheme, weight_bytes
 
 SMALL = {"vocab": 96, "width": 64, "layers": 2, "heads": 4, "kv_heads": 2, "head_dim": 16, "ffn": 160}
 
 
-def small(**changes) -> LlamaConfig:
-    return LlamaConfig(name="small", **{**SMALL, **changes})
+def small(**changes) -> DecoderConfig:
+    return DecoderConfig(name="small", **{**SMALL, **changes})
 
 
 # Counts of the published checkpoints.

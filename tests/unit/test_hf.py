@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, models
 
 from headrace.models.errors import UserError
-from headrace.models.hf import load_hf, read_hf_config
+from headrace.models.formats.hf import load_hf, read_hf_config
 from headrace.models.quantise import quantise_model
 from headrace.models.scheme import load_scheme
 from headrace.sim.float_model import FloatExecutor

@@ -16,8 +16,9 @@ from tokenizers import models as models_of_tokenizers
 from headrace.kernels.contract import decoders, f32, functions
 from headrace.models.architectures import describe
 from headrace.models.errors import UserError
-from headrace.models.graph import KINDS, LlamaConfig, build_graph, visible_pairs
-from headrace.models.hf import load_hf, read_hf_config
+from headrace.models.decoder import DecoderConfig
+from headrace.models.graph import KINDS, build_graph, visible_pairs
+from headrace.models.formats.hf import load_hf, read_hf_config
 from headrace.models.model import Model
 from headrace.models.quantise import quantise_model
 from headrace.models.scheme import load_scheme, weight_bytes
@@ -77,11 +78,11 @@ def test_every_difference_from_a_llama_counts(models, name):
     model, logits = models(name)
     c, last = model.config, max(logits)
 
-    def moved(config: LlamaConfig, weights) -> float:
+    def moved(config: DecoderConfig, weights) -> float:
         return np.abs(FloatExecutor(config, weights).prefill(tokens()) - logits[last]).max()
 
     for field in c.differences.keys() - {"norm", "gated", "positions", "window_layers", "biases", "qk_norm", "post_norms", "rope_divisors"}:
-        default = LlamaConfig.__dataclass_fields__[field].default
+        default = DecoderConfig.__dataclass_fields__[field].default
         change = {"window": None, "window_layers": ()} if field == "window" else {field: default}
         assert moved(dataclasses.replace(c, **change), model.weights) > 1e-3, field
     if c.rope_divisors:
@@ -225,14 +226,14 @@ def test_pairs_within_a_window():
     assert macs == {layer: 4 * 16 * (30 if layer == 5 else 7) for layer in range(7)}
 
 
-def read_hf_config_of(name: str) -> LlamaConfig:
-    from headrace.models.hf_families import config_of
+def read_hf_config_of(name: str) -> DecoderConfig:
+    from headrace.models.formats.hf_families import config_of
 
     path = DATA / "hf_logits" / f"{name}.json"
     return config_of(path, json.loads(path.read_text())["config"], name)
 
 
-def published(tmp_path: Path, name: str) -> LlamaConfig:
+def published(tmp_path: Path, name: str) -> DecoderConfig:
     (tmp_path / "config.json").write_text((DATA / "hf_configs" / f"{name}.json").read_text())
     return read_hf_config(tmp_path)
 

@@ -15,12 +15,12 @@ from tokenizers import Tokenizer as Library
 from tokenizers import models
 
 from headrace.models.errors import MAX_LINE, UserError
-from headrace.models.gguf_decoder import load_gguf
-from headrace.models.graph import LlamaConfig
-from headrace.models.hf import load_hf, read_hf_config
+from headrace.models.formats.gguf_decoder import load_gguf
+from headrace.models.decoder import DecoderConfig
+from headrace.models.formats.hf import load_hf, read_hf_config
 from headrace.models.quantise import rope_tables
-from headrace.models.safetensors_file import MAX_COMMAS, MAX_DEPTH, read_json
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.formats.safetensors_file import MAX_COMMAS, MAX_DEPTH, read_json
+from headrace.models.formats.tokenizer import Tokenizer
 
 SEED = 1
 RUNNER = Path(__file__).parents[1] / "mutations.py"
@@ -87,8 +87,8 @@ def test_long_tokens_are_refused_before_they_are_split(tmp_path):
 def test_rope_tables_are_bounded():
     sizes = dict(vocab=8, width=32, layers=1, heads=1, kv_heads=1, ffn=32)
     with pytest.raises(UserError, match="max_positions \\* head_dim = 4294967296; allowed is up to 134217728"):
-        LlamaConfig(name="x", head_dim=4096, max_positions=1 << 20, **sizes)
-    config = LlamaConfig(name="x", head_dim=64, max_positions=5000, **sizes)
+        DecoderConfig(name="x", head_dim=4096, max_positions=1 << 20, **sizes)
+    config = DecoderConfig(name="x", head_dim=64, max_positions=5000, **sizes)
     cos, sin = rope_tables(config)
     angle = np.arange(5000)[:, None] * 10000.0 ** (-2.0 * np.arange(32) / 64)
     assert np.array_equal(cos, np.cos(angle).astype(np.float32)) and np.array_equal(sin, np.sin(angle).astype(np.float32))

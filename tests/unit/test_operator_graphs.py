@@ -13,7 +13,7 @@ from headrace.models.architectures.graphs import GRAPHS, read_graph
 from headrace.models.errors import UserError
 from headrace.models.functions import FUNCTIONS
 from headrace.models.graph import build_graph
-from headrace.models.hf import read_hf_config
+from headrace.models.formats.hf import read_hf_config
 from headrace.models.operators import KINDS, Lengths, Op, distinct_experts, weight_elements
 from headrace.models.registry import model_config
 from headrace.models.scheme import load_scheme

@@ -13,7 +13,7 @@ from float_families import FAMILIES, SIZES, family
 from headrace.models.compressed import load_compressed, scheme_of
 from headrace.models.configfile import validate
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.models.packed import Made, _pack_bits, _unpack_bits, load_packed, read_packed_config, save_packed
 from headrace.models.quantise import QuantisedLinear, QuantisedModel
 from headrace.models.registry import load_model, model_config
@@ -136,7 +136,7 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
         with pytest.raises(UserError, match="m.headrace: cannot be written: No space left"):
             save_packed(path, model, MADE)
     with monkeypatch.context() as patched:
-        patched.setattr("headrace.models.safetensors_file.struct.pack", full)
+        patched.setattr("headrace.models.formats.safetensors_file.struct.pack", full)
         with pytest.raises(UserError, match="cannot be written: No space left"):
             save_packed(path, model, MADE)
     assert path.read_bytes() == b"what was there before" and [one.name for one in tmp_path.iterdir()] == ["m.headrace"]
@@ -300,4 +300,4 @@ def test_linears_that_a_model_lacks_are_refused():
         calibrated(family("llama"), lacking, Method(rounding="nearest"), None)
     with pytest.raises(ValueError, match="not a linear of a layer"):
         Scheme(name="x", weight_bits=4, tensor_bits={"layer.0.q": 4})
-    assert LlamaConfig(name="x", **SIZES).layers == 2
+    assert DecoderConfig(name="x", **SIZES).layers == 2

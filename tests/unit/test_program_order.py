@@ -17,7 +17,7 @@ from headrace.mapping.compiler import compile_model, lay_out
 from headrace.mapping.plan import make_plan
 from headrace.mapping.program import items
 from headrace.mapping.stream import stream_words
-from headrace.models.graph import LINEAR_NAMES
+from headrace.models.decoder import LINEAR_NAMES
 from headrace.sim.iss import Interpreter
 
 OVERLAPPING = {Queue.LD: 3, Queue.MV: 3, Queue.ST: 1, Queue.VEC: 1}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.models.model import GroupCodes, Model
 from headrace.models.quantise import (
     QuantisedLinear, quantise_codes, quantise_groups, quantise_model, quantise_rows, rope_tables,
@@ -100,7 +100,7 @@ def test_blocks_out_of_reach_widen_the_row_scale():
 
 
 def tiny_model(**weights) -> Model:
-    config = LlamaConfig(name="tiny", vocab=40, width=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=48, tie_embeddings=True)
+    config = DecoderConfig(name="tiny", vocab=40, width=32, layers=1, heads=2, kv_heads=1, head_dim=16, ffn=48, tie_embeddings=True)
     rng = np.random.default_rng(SEED)
     values = {name: rng.normal(size=shape).astype(np.float32) for name, shape in config.weight_shapes().items()}
     return Model(config=config, weights={**values, **weights})

@@ -6,10 +6,10 @@ import pytest
 from headrace.hw.machine import load_machine
 from headrace.mapping.required import required_bytes, required_bytes_by_op, required_prefill_bytes
 from headrace.mapping.stream import pack_stream
-from headrace.models.graph import LINEAR_NAMES, LlamaConfig
+from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
 from headrace.models.scheme import load_scheme
 
-ODD = LlamaConfig(name="odd", vocab=1003, width=80, layers=3, heads=6, kv_heads=2, head_dim=32, ffn=208, tie_embeddings=True)
+ODD = DecoderConfig(name="odd", vocab=1003, width=80, layers=3, heads=6, kv_heads=2, head_dim=32, ffn=208, tie_embeddings=True)
 
 
 def ones(machine, rows: int, columns: int, bits: int) -> int:

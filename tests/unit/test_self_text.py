@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.models.model import Model
 from headrace.sim.calibration_text import own_texts, windows
 from headrace.sim.float_model import FloatExecutor
@@ -18,7 +18,7 @@ SEED = 20261130
 
 def tiny(bias=None, seed=0, **changes):
     """Zero linears: the next token's distribution is that of `bias` (a logit a token), whatever came before; uniform without it."""
-    config = LlamaConfig(name="tiny", **{"vocab": 8, "width": 8, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 8, "ffn": 8, "max_positions": 64} | changes)
+    config = DecoderConfig(name="tiny", **{"vocab": 8, "width": 8, "layers": 1, "heads": 1, "kv_heads": 1, "head_dim": 8, "ffn": 8, "max_positions": 64} | changes)
     rng = np.random.default_rng(seed)
     weights = {name: np.zeros(shape, np.float32) for name, shape in config.weight_shapes().items()}
     weights["embedding"] = np.ones((config.vocab, config.width), np.float32)

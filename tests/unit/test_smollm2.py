@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from headrace.models.graph import LINEAR_NAMES
+from headrace.models.decoder import LINEAR_NAMES
 from headrace.models.quantise import quantise_model
 from headrace.models.registry import load_model, model_entry, weights_path
 from headrace.models.scheme import load_scheme, weight_bytes

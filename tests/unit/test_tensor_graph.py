@@ -13,13 +13,13 @@ from safetensors.numpy import load_file
 
 from headrace.cli import main
 from headrace.models.errors import UserError
-from headrace.models.symbolic_lengths import evaluate, names_of
-from headrace.models.tensor_graph import GraphTensor, Node, Ref, TensorGraph, TensorType, unknown_tensor
-from headrace.models.tensor_graph_file import load_graph, save_graph
-from headrace.models.tensor_operators import OPERATORS
-from headrace.models.torch_export import export_module
-from headrace.sim.tensor_executor import run
-from headrace.sim.tensor_functions import FUNCTIONS
+from headrace.models.exported.symbolic_lengths import evaluate, names_of
+from headrace.models.exported.tensor_graph import GraphTensor, Node, Ref, TensorGraph, TensorType, unknown_tensor
+from headrace.models.exported.tensor_graph_file import load_graph, save_graph
+from headrace.models.exported.tensor_operators import OPERATORS
+from headrace.models.exported.torch_export import export_module
+from headrace.sim.tensors.tensor_executor import run
+from headrace.sim.tensors.tensor_functions import FUNCTIONS
 
 DATA = Path(__file__).parents[1] / "data" / "tensor_graphs"
 NAMES = ("block", "operators")

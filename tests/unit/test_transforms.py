@@ -17,14 +17,14 @@ from headrace.mapping.transforms import TRANSFORMS, Work, apply_transforms, pars
 from headrace.models.architectures.graph_of_config import graph_of_config
 from headrace.models.architectures.graphs import read_graph
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
+from headrace.models.decoder import DecoderConfig
 from headrace.models.operators import Lengths
 from headrace.models.scheme import load_scheme
 from headrace.models.transforms import exit_after
 
 CONFIGS = Path(__file__).parents[1] / "data" / "hf_configs"
 SCHEME = load_scheme("w8a8kv8")
-SIZES = LlamaConfig(name="tiny", vocab=64, width=32, layers=4, heads=4, kv_heads=4, head_dim=16, ffn=96)
+SIZES = DecoderConfig(name="tiny", vocab=64, width=32, layers=4, heads=4, kv_heads=4, head_dim=16, ffn=96)
 TINY = graph_of_config(SIZES)
 NANO = load_machine("nano")
 
@@ -68,7 +68,7 @@ def test_shared_heads_shrink_cache_and_linears():
     assert bytes_at(w, 10) == bytes_at(work(), 10) - saved - 4 * 2 * 3 * KEY * 10
     assert w.graph.kv_bytes_per_token(16) == 4 * 2 * 16 * 2
     assert TINY.parameters - w.graph.parameters == 4 * 2 * 48 * 32
-    assert w.graph.operators == graph_of_config(LlamaConfig(**{**SIZES.to_dict(), "kv_heads": 1})).operators
+    assert w.graph.operators == graph_of_config(DecoderConfig(**{**SIZES.to_dict(), "kv_heads": 1})).operators
     assert cycles(w, 200) < cycles(work("gqa:kv_heads=2"), 200) < cycles(work(), 200)
     assert work("gqa:kv_heads=4").graph.operators == TINY.operators
 

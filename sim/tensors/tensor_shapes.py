@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.sim.tensor_registry import REGISTERED, bounded, operator
+from headrace.sim.tensors.tensor_registry import REGISTERED, bounded, operator
 
 MAX_PARTS = 1 << 16
 """That one tensor is taken apart into."""

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from headrace.models.errors import UserError
-from headrace.models.safetensors_file import open_safetensors, read_json
-from headrace.models.tensor_graph import MAX_LIST, Argument, GraphTensor, Node, Ref, TensorGraph, TensorType, unknown_tensor
+from headrace.models.formats.safetensors_file import open_safetensors, read_json
+from headrace.models.exported.tensor_graph import MAX_LIST, Argument, GraphTensor, Node, Ref, TensorGraph, TensorType, unknown_tensor
 
 FORMAT, VERSION = "headrace tensor graph", 1
 SUFFIX = ".tgraph"

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from scipy.special import erf
 
-from headrace.sim.tensor_registry import NUMPY_TYPES, REGISTERED, Function, bounded, broadcast_bounded, operator
-from headrace.sim.tensor_shapes import slice_
+from headrace.sim.tensors.tensor_registry import NUMPY_TYPES, REGISTERED, Function, bounded, broadcast_bounded, operator
+from headrace.sim.tensors.tensor_shapes import slice_
 
 # Elementwise.
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from headrace.models.errors import UserError
-from headrace.models.symbolic_lengths import evaluate
-from headrace.models.tensor_graph import Argument, Node, Ref, TensorGraph, TensorType
-from headrace.models.tensor_operators import NUMBER
-from headrace.sim.tensor_functions import FUNCTIONS
-from headrace.sim.tensor_registry import bounded
+from headrace.models.exported.symbolic_lengths import evaluate
+from headrace.models.exported.tensor_graph import Argument, Node, Ref, TensorGraph, TensorType
+from headrace.models.exported.tensor_operators import NUMBER
+from headrace.sim.tensors.tensor_functions import FUNCTIONS
+from headrace.sim.tensors.tensor_registry import bounded
 
 _COMPUTED = (ValueError, IndexError, TypeError, OverflowError, ZeroDivisionError, MemoryError)
 """What numpy raises for arguments that do not fit together; the graph came from a file, so that is the file's mistake."""

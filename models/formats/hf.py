@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from headrace.models.errors import UserError
-from headrace.models.graph import LlamaConfig
-from headrace.models.hf_families import config_of, read_family
+from headrace.models.decoder import DecoderConfig
+from headrace.models.formats.hf_families import config_of, read_family
 from headrace.models.model import LazyMapping, Model
-from headrace.models.safetensors_file import StoredTensor, open_folder, read_json
-from headrace.models.tokenizer import Tokenizer
+from headrace.models.formats.safetensors_file import StoredTensor, open_folder, read_json
+from headrace.models.formats.tokenizer import Tokenizer
 
 _LLAMA_LAYER = {
     "attn_norm": "input_layernorm", "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj",
@@ -95,7 +95,7 @@ def load_hf(folder: str | Path) -> Model:
     return Model(config=config, weights=LazyMapping(readers), tokenizer=tokenizer)
 
 
-def read_hf_config(folder: str | Path) -> LlamaConfig:
+def read_hf_config(folder: str | Path) -> DecoderConfig:
     """Sizes from a folder's config.json (or the file itself); refuses what is not built, naming field and value."""
     folder = Path(folder)
     path = folder if folder.is_file() else folder / "config.json"
@@ -109,7 +109,7 @@ def _reader(tensor: StoredTensor, take: Take) -> Callable[[], np.ndarray]:
     return lambda: take(tensor.values())
 
 
-def _stored_as(tensors: str, config: LlamaConfig, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Take]:
+def _stored_as(tensors: str, config: DecoderConfig, name: str, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Take]:
     """(shape in the file, what makes our tensor of it).
 
     Gemma stores a norm's weight less 1. GPT-2 stores linears as [inputs, outputs], query, key and value side by side.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headrace.models.tensor_graph import Argument, Ref, TensorType
-from headrace.models.tensor_operators import OPERATORS
+from headrace.models.exported.tensor_graph import Argument, Ref, TensorType
+from headrace.models.exported.tensor_operators import OPERATORS
 
 Arguments = dict[str, Argument]
 

@@ -1,7 +1,7 @@
 """Any model as a graph of tensors: operators in an order that respects their data, with symbolic lengths, and the tensors they read.
 
-Plain data: neither torch nor a simulator is needed to hold, check, count or store one. `headrace.models.torch_export` makes a graph of a
-PyTorch module, `headrace.models.tensor_graph_file` stores it, `headrace.sim.tensor_executor` runs it.
+Plain data: neither torch nor a simulator is needed to hold, check, count or store one. `headrace.models.exported.torch_export` makes a graph of a
+PyTorch module, `headrace.models.exported.tensor_graph_file` stores it, `headrace.sim.tensors.tensor_executor` runs it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headrace.models.errors import UserError
-from headrace.models.symbolic_lengths import MAX_LENGTH, Length, evaluate, names_of
-from headrace.models.tensor_operators import DTYPES, GIVES_NUMBER, NUMBER, OPERATORS, SEVERAL_RESULTS
+from headrace.models.exported.symbolic_lengths import MAX_LENGTH, Length, evaluate, names_of
+from headrace.models.exported.tensor_operators import DTYPES, GIVES_NUMBER, NUMBER, OPERATORS, SEVERAL_RESULTS
 
 MAX_DIMENSIONS = 12
 MAX_LIST = 65536

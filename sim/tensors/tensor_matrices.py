@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headrace.sim.tensor_registry import bounded, broadcast_bounded, operator
-from headrace.sim.tensor_shapes import pad
+from headrace.sim.tensors.tensor_registry import bounded, broadcast_bounded, operator
+from headrace.sim.tensors.tensor_shapes import pad
 
 # Matrices.
 

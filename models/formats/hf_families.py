@@ -1,4 +1,4 @@
-"""Fields of a Hugging Face config.json, family by family, as a `LlamaConfig`; defaults are those of the published classes."""
+"""Fields of a Hugging Face config.json, family by family, as a `DecoderConfig`; defaults are those of the published classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.models.errors import UserError
-from headrace.models.graph import DTYPE_BYTES, LINEAR_NAMES, SIZE_LIMITS, LlamaConfig
+from headrace.models.decoder import DTYPE_BYTES, LINEAR_NAMES, SIZE_LIMITS, DecoderConfig
 
 _ACTIVATION_NAMES = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "relu": "relu"}
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
@@ -278,7 +278,7 @@ def _opt(fields: ConfigFields) -> dict[str, object]:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One class of `architectures`: its model_type, its fields, and how its tensors are named (see models/hf.py)."""
+    """One class of `architectures`: its model_type, its fields, and how its tensors are named (see models/formats/hf.py)."""
 
     model_type: str
     read: Callable[[ConfigFields], dict[str, object]]
@@ -314,6 +314,6 @@ def read_family(path: Path, document: dict) -> Family:
     return FAMILIES[name]
 
 
-def config_of(path: Path, document: dict, name: str) -> LlamaConfig:
+def config_of(path: Path, document: dict, name: str) -> DecoderConfig:
     """The decoder that a config.json describes. `path` names the file in messages."""
-    return LlamaConfig(name=name, **read_family(path, document).read(ConfigFields(path, document)))
+    return DecoderConfig(name=name, **read_family(path, document).read(ConfigFields(path, document)))

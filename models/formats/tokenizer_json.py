@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from headrace.models.errors import UserError
-from headrace.models.safetensors_file import read_json
+from headrace.models.formats.safetensors_file import read_json
 
 MAX_FILE_BYTES = 3 << 24
 MAX_PATTERN_CHARACTERS = 4096

@@ -7,7 +7,7 @@
 The graph keeps the operators that `torch.export` leaves: a linear is a linear and attention is attention, as a cost model wants to see
 them. Only operators that the vocabulary lacks are decomposed, by PyTorch's own rules (`run_decompositions` with a table of those alone,
 which also makes in-place operators functional), until all are known; one that no rule takes apart is named with the line of the module
-that asked for it. How an operator is said in the vocabulary stands in `headrace.models.torch_operators`.
+that asked for it. How an operator is said in the vocabulary stands in `headrace.models.exported.torch_operators`.
 
 torch is imported in this file's functions alone.
 """
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.models.errors import UserError
-from headrace.models.symbolic_lengths import names_of
-from headrace.models.tensor_graph import Argument, GraphTensor, Node, Ref, TensorGraph, TensorType, unknown_tensor
-from headrace.models.tensor_operators import GIVES_NUMBER, NUMBER, SEVERAL_RESULTS
-from headrace.models.torch_operators import (
+from headrace.models.exported.symbolic_lengths import names_of
+from headrace.models.exported.tensor_graph import Argument, GraphTensor, Node, Ref, TensorGraph, TensorType, unknown_tensor
+from headrace.models.exported.tensor_operators import GIVES_NUMBER, NUMBER, SEVERAL_RESULTS
+from headrace.models.exported.torch_operators import (
     ALIASES, CHECKS_ONLY, FIRST_RESULT, LENGTH_FUNCTIONS, SAME_VALUES, Arguments, Unknown, in_vocabulary,
 )
 

@@ -13,8 +13,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from headrace.models.errors import UserError
-from headrace.models.gguf_file import GgufFile
-from headrace.models.tokenizer import Tokenizer, library_errors
+from headrace.models.formats.gguf_file import GgufFile
+from headrace.models.formats.tokenizer import Tokenizer, library_errors
 
 MAX_TOKEN_CHARACTERS = 512
 MAX_CHARACTERS = 1 << 22

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from headrace.models.errors import UserError
-from headrace.models.gguf_file import CODE_TYPES, GgufFile
-from headrace.models.gguf_tokenizer import read_tokenizer
-from headrace.models.graph import LINEAR_NAMES, SIZE_LIMITS, LlamaConfig
+from headrace.models.formats.gguf_file import CODE_TYPES, GgufFile
+from headrace.models.formats.gguf_tokenizer import read_tokenizer
+from headrace.models.decoder import LINEAR_NAMES, SIZE_LIMITS, DecoderConfig
 from headrace.models.model import GroupCodes, LazyMapping, Model
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gpt2", "gemma2", "gemma3")
@@ -58,7 +58,7 @@ def load_gguf(path: str | Path) -> Model:
     )
 
 
-def read_gguf_config(path: str | Path) -> LlamaConfig:
+def read_gguf_config(path: str | Path) -> DecoderConfig:
     """Sizes alone, from a GGUF file's header."""
     path = Path(path)
     return _config(GgufFile(path), path.stem)
@@ -72,7 +72,7 @@ def half_split_rows(heads: int, head_dim: int) -> np.ndarray:
     return np.arange(heads * head_dim).reshape(heads, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
-def _rows(architecture: str, config: LlamaConfig, name: str) -> np.ndarray | slice | None:
+def _rows(architecture: str, config: DecoderConfig, name: str) -> np.ndarray | slice | None:
     """The rows of the stored tensor that are ours, in our order; None for all as they are."""
     kind = name.removesuffix(".bias").rpartition(".")[2]
     if architecture == "llama" and kind in ("q", "k"):
@@ -95,7 +95,7 @@ def _tensor_name(architecture: str, name: str) -> str:
     return f"blk.{layer}.{(_FUSED if architecture == 'gpt2' else {}).get(kind, _LAYER_TENSORS[kind])}.{suffix}"
 
 
-def _config(file: GgufFile, name: str) -> LlamaConfig:
+def _config(file: GgufFile, name: str) -> DecoderConfig:
     arch = file.field("general.architecture", str)
     if arch not in ARCHITECTURES:
         raise UserError(f"{file.source}: general.architecture = {arch[:40]!r}; allowed are {', '.join(ARCHITECTURES)}")
@@ -129,11 +129,11 @@ def _config(file: GgufFile, name: str) -> LlamaConfig:
         "dtype": "float16", "biases": tuple(linear for linear in LINEAR_NAMES if _tensor_name(arch, f"layers.0.{linear}.bias") in file.tensors),
     }
     if arch == "gpt2":
-        return LlamaConfig(**sizes, norm="layernorm", gated=False, activation="gelu_tanh", positions="learned")
+        return DecoderConfig(**sizes, norm="layernorm", gated=False, activation="gelu_tanh", positions="learned")
     sizes |= {"rope_theta": field("rope.freq_base", float, 10000.0), "rope_divisors": _divisors(file, arch, head_dim)}
     if arch in ("gemma2", "gemma3"):
         sizes |= _gemma(file, arch, sizes)
-    return LlamaConfig(**sizes, qk_norm=arch in ("qwen3", "gemma3"))
+    return DecoderConfig(**sizes, qk_norm=arch in ("qwen3", "gemma3"))
 
 
 def _divisors(file: GgufFile, arch: str, head_dim: int) -> tuple[float, ...]:
@@ -173,7 +173,7 @@ def _gemma(file: GgufFile, arch: str, sizes: dict) -> dict[str, object]:
     return result
 
 
-def _check_tensors(file: GgufFile, config: LlamaConfig, sources: dict[str, str]) -> None:
+def _check_tensors(file: GgufFile, config: DecoderConfig, sources: dict[str, str]) -> None:
     """Every tensor is there in its shape, and none is there that would be left unused."""
     for name, shape in config.weight_shapes().items():
         source = sources[name]

@@ -9,8 +9,8 @@ from pathlib import Path
 import tokenizers
 
 from headrace.models.errors import UserError
-from headrace.models.safetensors_file import parse_object
-from headrace.models.tokenizer_json import checked_tokenizer, read_tokenizer_json
+from headrace.models.formats.safetensors_file import parse_object
+from headrace.models.formats.tokenizer_json import checked_tokenizer, read_tokenizer_json
 
 
 @contextmanager

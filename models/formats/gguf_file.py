@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from headrace.models.errors import UserError
-from headrace.models.gguf_blocks import BLOCK_TYPES, bfloat16_values, nibbles
+from headrace.models.formats.gguf_blocks import BLOCK_TYPES, bfloat16_values, nibbles
 from headrace.models.model import GroupCodes
 
 MAX_ENTRIES = 1 << 16

@@ -1,0 +1,1 @@
+"""Graphs of any PyTorch module, by way of torch.export: stored, checked and counted without torch."""

@@ -1,0 +1,1 @@
+"""Model files: containers, blocks, tokenizers, and the decoders that they hold."""

@@ -1,0 +1,1 @@
+"""The numpy executor of exported tensor graphs."""
