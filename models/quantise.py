@@ -15,7 +15,7 @@ import numpy as np
 from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig
 from headrace.models.model import GroupCodes, Model
-from headrace.models.scheme import BLOCK, GROUP_SHIFT, Scheme, matrix_bytes, sparse_bytes
+from headrace.models.scheme import BLOCK, GROUP_SHIFT, Scheme, check_tensor_bits, matrix_bytes, sparse_bytes
 from headrace.models.tokenizer import Tokenizer
 
 GROUP = 32
@@ -245,8 +245,7 @@ def check_compressible(config: LlamaConfig, scheme: Scheme) -> None:
     ):
         if value != allowed:
             raise UserError(f"scheme {scheme.name}: {field} = {value}; weights can be compressed only with {field} = {allowed}")
-    for name in sorted(scheme.tensor_bits.keys() - config.weight_shapes().keys()):
-        raise UserError(f"scheme {scheme.name}: tensor_bits.{name}: model {config.name} has no such linear; its layers are 0 to {config.layers - 1}")
+    check_tensor_bits(config, scheme)
 
 
 Rounding = Callable[[str, np.ndarray], QuantisedLinear]
