@@ -14,6 +14,7 @@ from headrace.mapping.stream import pack_stream
 from headrace.models.errors import UserError
 from headrace.models.graph import LINEAR_NAMES, NORM_NAMES, LlamaConfig, require_plain_llama
 from headrace.models.quantise import QuantisedLinear, QuantisedModel
+from headrace.models.scheme import refuse_cache_and_mask
 
 
 def compile_model(
@@ -22,6 +23,7 @@ def compile_model(
     """Image for `prompt` and up to `outputs` tokens. Raises UserError for a prompt or length that does not fit."""
     config = model.config
     require_plain_llama(config, f"machine {machine.name}")
+    refuse_cache_and_mask(model.scheme, f"machine {machine.name}")
     plan = make_plan(config, machine, {name: model.layers[0][name].bits for name in LINEAR_NAMES}, context, outputs)
     if not prompt:
         raise UserError("the prompt has no tokens")

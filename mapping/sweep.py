@@ -30,7 +30,7 @@ MAX_POINTS = 1_000_000
 IDENTITY = ("index", "model", "scheme", "machine")
 """First columns of points.csv; the paths of the grid follow, then what the evaluator gives."""
 
-Value = bool | int | float | str
+Value = bool | int | float | str | None
 
 
 class SweepWorkload(StrictModel):

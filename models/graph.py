@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 
+from headrace.models.cache_size import cache_bytes
 from headrace.models.errors import UserError
 
 TOKENS, CONTEXT, LOGITS = "tokens", "context", "logits"
@@ -229,12 +230,11 @@ class LlamaConfig:
 
     def kv_bytes_per_token(self, kv_bits: int | None = None) -> int:
         """Bytes that one token adds to the KV cache over all layers. With `kv_bits` <= 8: codes plus one float32 scale per
-        token, KV head and tensor; without it, or with 16 and above: plain elements of `dtype` or of that width."""
-        elements = 2 * self.layers * self.kv_heads * self.head_dim
+        token, KV head and tensor, at 4 bits mult and off of each group too; without it, or with 16 and above: plain elements
+        of `dtype` or of that width."""
         if kv_bits is None:
-            return elements * DTYPE_BYTES[self.dtype]
-        scales = 2 * self.layers * self.kv_heads * 4 if kv_bits <= 8 else 0
-        return elements * kv_bits // 8 + scales
+            return 2 * self.layers * self.kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        return cache_bytes(self.layers, self.kv_heads, self.head_dim, kv_bits)
 
     def to_dict(self) -> dict[str, object]:
         """Its sizes, and those of the other fields that are not a plain Llama's."""

@@ -96,10 +96,10 @@ def load_hf(folder: str | Path) -> Model:
 
 
 def read_hf_config(folder: str | Path) -> LlamaConfig:
-    """Sizes from a folder's config.json; refuses what is not built, naming field and value."""
+    """Sizes from a folder's config.json (or the file itself); refuses what is not built, naming field and value."""
     folder = Path(folder)
-    path = folder / "config.json"
-    return config_of(path, read_json(path), folder.resolve().name)
+    path = folder if folder.is_file() else folder / "config.json"
+    return config_of(path, read_json(path), folder.resolve().name.removesuffix(".json"))
 
 
 Take = Callable[[np.ndarray], np.ndarray]

@@ -20,7 +20,7 @@ from headrace.models.configfile import StrictModel, validate
 from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig
 from headrace.models.quantise import (
-    MAX_W8, QuantisedLinear, QuantisedModel, block_counts, rope_tables, stored_groups, window_rope_tables,
+    MAX_W8, QuantisedLinear, QuantisedModel, block_counts, check_contract_bits, rope_tables, stored_groups, window_rope_tables,
 )
 from headrace.models.safetensors_file import DTYPES, StoredTensor, open_safetensors, parse_object, read_metadata, save_safetensors
 from headrace.models.scheme import BLOCK, GROUP_SHIFT, KEPT_COUNTS, Scheme
@@ -106,9 +106,7 @@ def read_packed_config(path: str | Path) -> tuple[LlamaConfig, Scheme, Made]:
     if not isinstance(sizes["name"], str) or not 1 <= len(sizes["name"]) <= 200:
         raise UserError(f"{path}: config.name = {str(sizes['name'])[:60]!r}; allowed is a text of 1 to 200 characters")
     scheme = validate(Scheme, section("scheme"), source=f"{path}: scheme")
-    for field in ("activation_bits", "kv_bits"):
-        if getattr(scheme, field) != 8:
-            raise UserError(f"{path}: scheme: {field} = {getattr(scheme, field)}; allowed is 8")
+    check_contract_bits(scheme, f"{path}: scheme")
     try:
         config = LlamaConfig(**sizes)
     except UserError as error:

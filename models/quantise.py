@@ -238,13 +238,16 @@ def quantise_codes(source: GroupCodes) -> QuantisedLinear:
     )
 
 
+def check_contract_bits(scheme: Scheme, source: str) -> None:
+    """UserError for activations or a cache of bits that the numeric contract does not have."""
+    for field, value, allowed in (("activation_bits", scheme.activation_bits, (8,)), ("kv_bits", scheme.kv_bits, (4, 8))):
+        if value not in allowed:
+            raise UserError(f"{source}: {field} = {value}; allowed by the numeric contract is {' or '.join(map(str, allowed))}")
+
+
 def check_compressible(config: LlamaConfig, scheme: Scheme) -> None:
     """UserError for a scheme that the numeric contract does not cover, or that names linears which the model lacks."""
-    for field, value, allowed in (
-        ("activation_bits", scheme.activation_bits, 8), ("kv_bits", scheme.kv_bits, 8),
-    ):
-        if value != allowed:
-            raise UserError(f"scheme {scheme.name}: {field} = {value}; weights can be compressed only with {field} = {allowed}")
+    check_contract_bits(scheme, f"scheme {scheme.name}")
     check_tensor_bits(config, scheme)
 
 

@@ -271,9 +271,9 @@ def model_path(name_or_path: str | Path) -> Path | None:
 
 
 def _gguf(path: Path) -> Path:
-    """`path`, unless it is a config.json, which only `models show` takes as a file."""
+    """`path`, unless it is a config.json, which `models show`, `estimate` and `compare` take as a file."""
     if path.suffix.lower() == ".json":
-        raise UserError(f"{path}: is a JSON file, which `models show` alone counts; allowed is a Hugging Face folder of the Llama family or a GGUF file")
+        raise UserError(f"{path}: is a JSON file, which `models show`, `estimate` and `compare` count; allowed is a Hugging Face folder of the Llama family or a GGUF file")
     return path
 
 

@@ -1,18 +1,19 @@
-"""A compression scheme: bits per tensor, group size, KV bits, N:M sparsity. Read from configs/schemes."""
+"""A compression scheme: bits per tensor, group size, KV bits, N:M sparsity, attention mask. Read from configs/schemes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from headrace.models.configfile import StrictModel
 from headrace.models.configfile import load_model as load_config
 from headrace.models.errors import UserError
 from headrace.models.graph import LINEAR_NAMES, LlamaConfig
+from headrace.models.masks import Mask
 
 GROUP_SHIFT = {2: 1, 3: 2, 4: 3, 5: 4, 6: 4}
 """Code bits -> right shift of the affine map (contract section 1)."""
@@ -41,10 +42,38 @@ class Sparsity(StrictModel):
     index_share: Literal[1, 2] = 2
 
 
+Positions = Annotated[int, Field(ge=1, le=1 << 20)]
+
+
+class StaticMask(StrictModel):
+    """Which earlier keys a query sees: a window, with `sinks` first tokens and every stride-th key before it, or blocks (contract section 7)."""
+
+    window: Positions | None = None
+    sinks: Annotated[int, Field(ge=0, le=1 << 20)] = 0
+    stride: Positions | None = None
+    block: Positions | None = None
+    blocks: Positions = 1
+
+    @model_validator(mode="after")
+    def _check(self):
+        if (self.window is None) == (self.block is None):
+            raise ValueError("one of window and block must be given, not both.")
+        if self.stride is not None and self.window is None:
+            raise ValueError("stride goes with window.")
+        if self.blocks > 1 and self.block is None:
+            raise ValueError("blocks goes with block.")
+        return self
+
+    @property
+    def mask(self) -> Mask:
+        return Mask(**{name: getattr(self, name) for name in StaticMask.model_fields})
+
+
 class Scheme(StrictModel):
     """Bits of everything. 8-bit weights have one scale per row and no groups; below that `group` codes share mult and off.
 
     linear_bits: by kind ("down"); tensor_bits: of single ones ("layers.3.down"), which go before.
+    attention: a static mask of all layers; None where a query sees every earlier key.
     """
 
     name: str
@@ -58,6 +87,7 @@ class Scheme(StrictModel):
     activation_bits: Literal[8, 16] = 8
     kv_bits: Literal[4, 8, 16] = 8
     sparsity: Sparsity | None = None
+    attention: StaticMask | None = None
 
     @field_validator("linear_bits")
     @classmethod
@@ -75,6 +105,10 @@ class Scheme(StrictModel):
             if linear not in LINEAR_NAMES or not prefix.removeprefix("layers.").isdecimal() or not prefix.startswith("layers."):
                 raise ValueError(f"{name!r} is not a linear of a layer; allowed are names such as 'layers.3.q'")
         return value
+
+    @property
+    def mask(self) -> Mask | None:
+        return None if self.attention is None else self.attention.mask
 
     def bits_of(self, linear: str) -> int:
         """Code bits of one of a layer's linears, where `tensor_bits` is silent: its entry in `linear_bits`, else `weight_bits`."""
@@ -151,3 +185,12 @@ def refuse_single_tensors(scheme: Scheme, what: str) -> None:
     """UserError for a scheme with `tensor_bits`. `what` is the thing that has one width for a linear of all layers."""
     for name, bits in scheme.tensor_bits.items():
         raise UserError(f"scheme {scheme.name}: tensor_bits.{name} = {bits}; {what} has one width for a linear of all layers")
+
+
+def refuse_cache_and_mask(scheme: Scheme, what: str) -> None:
+    """UserError for another cache than 8 bits and for a static mask. `what` is the thing that has neither."""
+    if scheme.kv_bits != 8:
+        raise UserError(f"scheme {scheme.name}: kv_bits = {scheme.kv_bits}; {what} allows 8")
+    if scheme.attention is not None:
+        rules = ", ".join(f"{name} {value}" for name, value in scheme.attention.model_dump(exclude_defaults=True).items())
+        raise UserError(f"scheme {scheme.name}: attention = {rules}; {what} allows null: every earlier key is seen")

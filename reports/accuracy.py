@@ -9,7 +9,7 @@ from pathlib import Path
 from headrace.mapping.sweep import write_atomically
 
 COLUMNS = (
-    "bits", "group", "keep", "index_share", "mixed", "pruning", "rounding", "scaling", "bytes_per_weight", "weight_bytes", "bytes_of_weight",
+    "bits", "group", "keep", "index_share", "mixed", "pruning", "rounding", "scaling", "kv_bits", "bytes_per_weight", "weight_bytes", "bytes_of_weight",
     "log_perplexity",
 )  # fmt: skip
 
@@ -31,7 +31,8 @@ def write_curve(folder: Path, model: str, rows: Sequence[Mapping]) -> dict[str, 
 def _series(row: Mapping) -> str:
     sparse = "" if row["keep"] == 16 else f"{'mixed ' if row['mixed'] else ''}N:16 {row['pruning']}, index of {row['index_share']}, "
     widths = "" if row["bytes_per_weight"] is None else "chosen widths, "
-    return sparse + widths + row["rounding"] + ("" if row["scaling"] == "none" else f" {row['scaling']}")
+    cache = "" if row["kv_bits"] == 8 else f", KV {row['kv_bits']} bits"
+    return sparse + widths + row["rounding"] + ("" if row["scaling"] == "none" else f" {row['scaling']}") + cache
 
 
 def _plot(path: Path, model: str, rows: Sequence[Mapping]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +30,8 @@ RESULTS = "accuracy.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to compress. keep: weights kept of 16 (16 is dense), their mean where `mixed`. bytes_per_weight: the budget that widths are
-    chosen under, None for `bits` everywhere. rounding "float" stands for the model's own weights."""
+    """One way to compress. keep: weights kept of 16 (16 is dense), their mean where `mixed`. kv_bits: of the cache. bytes_per_weight: the
+    budget that widths are chosen under, None for `bits` everywhere. rounding "float" stands for the model's own weights."""
 
     bits: int = 8
     group: int = 32
@@ -41,6 +41,7 @@ class Way:
     pruning: str = "sparsegpt"
     rounding: str = "gptq"
     scaling: str = "none"
+    kv_bits: int = 8
     bytes_per_weight: float | None = None
 
     @property
@@ -52,9 +53,9 @@ class Way:
         return self.rounding != "float" and (self.method.calibrates or self.bytes_per_weight is not None or (self.keep < 16 and self.pruning != "magnitude"))
 
     def scheme(self, base: Scheme) -> Scheme:
-        """`base` with this way's bits, group and sparsity."""
+        """`base` with this way's bits, group, sparsity and cache."""
         sparsity = None if self.keep == 16 else {"n": self.keep, "m": 16, "index_share": self.index_share}
-        document = base.model_dump() | {"weight_bits": self.bits, "group": self.group, "sparsity": sparsity, "linear_bits": {}}
+        document = base.model_dump() | {"weight_bits": self.bits, "group": self.group, "sparsity": sparsity, "linear_bits": {}, "kv_bits": self.kv_bits}
         return validate(Scheme, document, source=f"{self.bits} bits in groups of {self.group}, {self.keep} of 16")
 
     @property
@@ -64,7 +65,13 @@ class Way:
             return "float"
         width = f"{self.bits} bits" if self.bytes_per_weight is None else f"{self.bytes_per_weight:g} B/weight"
         sparse = "" if self.keep == 16 else f", {'mean ' if self.mixed else ''}{self.keep}:16 {self.pruning}, index of {self.index_share}"
-        return f"{width}, groups of {self.group}{sparse}, {self.rounding}" + ("" if self.scaling == "none" else f", {self.scaling}")
+        scaling = "" if self.scaling == "none" else f", {self.scaling}"
+        return f"{width}, groups of {self.group}{sparse}, {self.rounding}{scaling}" + ("" if self.kv_bits == 8 else f", KV {self.kv_bits}")
+
+
+def way_of(row: Mapping) -> Way:
+    """The way that a row is of."""
+    return Way(**{name: row[name] for name in asdict(Way())})
 
 
 def score(executor: Executor, texts: Mapping[str, Sequence[int]], advance: Callable[[int], None]) -> dict[str, float]:
@@ -97,6 +104,7 @@ def run_ways(
         raise UserError(f"{path}: exists; give --resume to go on with it, or another -o")
     known = {json.dumps({name: row[name] for name in asdict(Way())}, sort_keys=True) for row in rows}
     found: Mapping[str, InputStatistics] | None = None
+    made: tuple[Way, QuantisedModel] | None = None
     for way in ways:
         if json.dumps(asdict(way), sort_keys=True) in known:
             continue
@@ -107,13 +115,43 @@ def run_ways(
             executor: Executor = FloatExecutor.from_model(model)
             size = model.config.parameters * DTYPE_BYTES[model.config.dtype]
         else:
-            compressed = _compressed(model, way, base, found, losses)
+            plain = replace(way, kv_bits=8)  # weights do not depend on the cache
+            if made is None or made[0] != plain:
+                made = plain, _compressed(model, way, base, found, losses)
+            compressed = replace(made[1], scheme=made[1].scheme.model_copy(update={"kv_bits": way.kv_bits}))
             executor, size = GoldenExecutor(compressed), compressed.required_bytes
         rows.append(row_of(way, size, model.config.parameters, score(executor, texts, advance)))
-        write_atomically(path, json.dumps({"identity_sha256": sha, "rows": rows}, indent=1) + "\n")
+        write_atomically(path, json.dumps({"model": model.config.name, "identity_sha256": sha, "rows": rows}, indent=1) + "\n")
     order = {json.dumps(asdict(way), sort_keys=True): number for number, way in enumerate(ways)}
     keyed = [(order.get(json.dumps({name: row[name] for name in asdict(Way())}, sort_keys=True)), row) for row in rows]
     return [row for number, row in sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0])]
+
+
+def read_rows(folder: Path, model: str) -> list[dict]:
+    """Rows of a finished `headrace accuracy` of this model. Raises UserError naming the file."""
+    path = folder / RESULTS
+    document = read_json(path)
+    if document.get("model") != model:
+        raise UserError(f"{path}: is of model {str(document.get('model'))[:60]}; allowed is {model}")
+    return _checked_rows(path, document)
+
+
+def best_row(rows: Sequence[Mapping], scheme: Scheme | None) -> Mapping | None:
+    """Of the rows with a scheme's bits, group, sparsity and cache the one with the least perplexity (None: the float model); None without one.
+
+    A scheme whose linears have several widths, or with a mask, has no row.
+    """
+    if scheme is None:
+        fitting = [row for row in rows if row["rounding"] == "float"]
+    elif scheme.linear_bits or scheme.tensor_bits or scheme.attention is not None:
+        return None
+    else:
+        sparsity = scheme.sparsity
+        keep, share = (16, 2) if sparsity is None or sparsity.n == 16 else (sparsity.n, sparsity.index_share)
+        group = 32 if scheme.weight_bits == 8 and keep == 16 else scheme.group
+        wanted = {"bits": scheme.weight_bits, "group": group, "keep": keep, "index_share": share, "kv_bits": scheme.kv_bits, "bytes_per_weight": None}
+        fitting = [row for row in rows if row["rounding"] != "float" and all(row[name] == value for name, value in wanted.items())]
+    return min(fitting, key=lambda row: row["log_perplexity"], default=None)
 
 
 def _compressed(model: Model, way: Way, base: Scheme, statistics, losses) -> QuantisedModel:
@@ -132,14 +170,18 @@ def _kept(path: Path, sha: str, texts: Mapping[str, object]) -> list[dict]:
     document = read_json(path)
     if document.get("identity_sha256") != sha:
         raise UserError(f"{path}: is of another model, scheme, calibration or texts; give another -o")
+    return _checked_rows(path, document, texts)
+
+
+def _checked_rows(path: Path, document: Mapping, texts: Mapping | None = None) -> list[dict]:
     rows = document.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and _is_row(row, texts) for row in rows):
         raise UserError(f"{path}: field rows does not hold rows of this version")
     return rows
 
 
-def _is_row(row: dict, texts: Mapping[str, object]) -> bool:
-    """Whether it is what `row_of` gives."""
+def _is_row(row: dict, texts: Mapping[str, object] | None) -> bool:
+    """Whether it is what `row_of` gives; of these texts, where they are known."""
 
     def positive(value: object) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
@@ -148,6 +190,6 @@ def _is_row(row: dict, texts: Mapping[str, object]) -> bool:
         return False
     scores = row["perplexity"]
     return (
-        isinstance(scores, dict) and list(scores) == list(texts) and all(map(positive, [row["weight_bytes"], row["bytes_of_weight"], *scores.values()]))
+        isinstance(scores, dict) and list(scores) == list(scores if texts is None else texts) and all(map(positive, [row["weight_bytes"], row["bytes_of_weight"], *scores.values()]))
         and isinstance(row["log_perplexity"], float) and math.isfinite(row["log_perplexity"])
     )

@@ -15,6 +15,7 @@ from headrace.models.compress.scaling import awq_scale, fold_in, folds, smooth_s
 from headrace.models.compress.statistics import InputStatistics
 from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig
+from headrace.models.masks import Mask
 from headrace.models.model import Model
 from headrace.models.quantise import (
     QuantisedLinear, QuantisedModel, check_compressible, finite_weight, quantise_groups, quantise_model, quantise_rows,
@@ -57,8 +58,10 @@ def input_of(config: LlamaConfig, name: str) -> str:
     return f"{prefix}.{first}"
 
 
-def collect(model: Model, tokens: np.ndarray, advance: Advance = lambda texts: None) -> dict[str, InputStatistics]:
-    """Statistics of the inputs of a model's linears, in float, over texts int64 [texts, length]. Keys: `input_of` names.
+def collect(
+    model: Model, tokens: np.ndarray, advance: Advance = lambda texts: None, *, mask: Mask | None = None
+) -> dict[str, InputStatistics]:
+    """Statistics of the inputs of a model's linears, in float, over texts int64 [texts, length]. Keys: `input_of` names. mask: a scheme's.
 
     `advance(texts)` reports progress. Memory: a Gram matrix float32 [K, K] for each input.
     """
@@ -69,7 +72,7 @@ def collect(model: Model, tokens: np.ndarray, advance: Advance = lambda texts: N
             seen = InputStatistics.of(x)
             found[name] = found[name].joined(seen) if name in found else seen
 
-    executor = FloatExecutor.from_model(model, observe=observe)
+    executor = FloatExecutor.from_model(model, observe=observe, mask=mask)
     for start in range(0, len(tokens), TEXTS_PER_PASS):
         part = tokens[start : start + TEXTS_PER_PASS]
         executor.reset()

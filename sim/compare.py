@@ -32,7 +32,7 @@ def compare(
         scheme = scheme_of(model, scheme_name, machine.scheme, overrides["scheme"])
         table = load_energy(board.name) if board.name in list_configs("energy") else None
         document = estimate(config, scheme, machine, board, table, workload)
-        rows.append(_machine_row(document))
+        rows.append(machine_row(document))
         schemes.append(scheme)
         used += [machine, board, scheme, table]
     scheme = schemes[0] if schemes else scheme_of(model, scheme_name, DEFAULT_SCHEME, overrides["scheme"])
@@ -51,9 +51,10 @@ def compare(
     return {"model": config.name, "prefill": prefill, "decode": decode, "batch": batch, "rows": rows, "break_even": break_even}, used
 
 
-def _machine_row(document: dict) -> dict:
+def machine_row(document: dict) -> dict:
+    """The row of an estimate's document."""
     decode = document["decode"]
-    notes = [document["note"]] if "note" in document else []
+    notes = [document["note"]] if document.get("note") else []
     if not document["memory"]["fits"]:
         notes.append(f"the image of {document['memory']['image_bytes'] / 1e9:.4g} GB does NOT fit the board's memory")
     board = document["board"]

@@ -19,6 +19,7 @@ from headrace.hw.dram_channel import DramChannel
 from headrace.hw.dram_parameters import WIDTHS, geometry, parameter_values
 from headrace.hw.emit import to_verilog
 from headrace.hw.memory_timing import MAX_QUEUE, ChannelTiming
+from headrace.models.errors import ToolError
 from headrace.sim.dram import MAX_PORTS, Trace
 from headrace.sim.verilate import build_executable, cache_directory
 
@@ -131,7 +132,7 @@ def run_channel(
         command = [executable, folder / "trace", folder / "result", str(stall), *(str(values[key]) for key in WIDTHS if not fixed)]
         result = subprocess.run(command, capture_output=True, text=True)
         if result.returncode:
-            raise RuntimeError(f"the simulated channel ended with status {result.returncode}: {result.stderr.strip()}")
+            raise ToolError(f"the simulated channel ended with status {result.returncode}: {result.stderr.strip() or 'it said nothing'}")
         answers = np.fromfile(folder / "result", ANSWER)
     return answers["accepted"].copy(), answers["completed"].copy()
 

@@ -17,7 +17,7 @@ from headrace.mapping.placement import LANES, linear_words, round_up
 from headrace.mapping.required import macs_by_op, required_bytes, required_bytes_by_op, required_prefill_bytes, useful_macs
 from headrace.models.errors import UserError
 from headrace.models.graph import LINEAR_NAMES, LlamaConfig
-from headrace.models.scheme import Scheme, refuse_single_tensors, weight_bytes
+from headrace.models.scheme import Scheme, refuse_cache_and_mask, refuse_single_tensors, weight_bytes
 from headrace.sim.energy import Energy, EnergyTable, energy
 
 DELIVERABLE_BYTES = 4 << 20
@@ -54,9 +54,9 @@ def check_scheme(scheme: Scheme) -> dict[str, int]:
     for name in LINEAR_NAMES:
         if scheme.bits_of(name) not in (4, 8):
             raise UserError(f"scheme {scheme.name}: {scheme.bits_of(name)} bits for {name}; machines of version 1 decode 4 and 8 bits")
-    for field in ("activation_bits", "kv_bits"):
-        if getattr(scheme, field) != 8:
-            raise UserError(f"scheme {scheme.name}: {field} = {getattr(scheme, field)}; machines of version 1 allow 8")
+    if scheme.activation_bits != 8:
+        raise UserError(f"scheme {scheme.name}: activation_bits = {scheme.activation_bits}; machines of version 1 allow 8")
+    refuse_cache_and_mask(scheme, "a machine of version 1")
     if scheme.sparsity is not None and scheme.sparsity.n != scheme.sparsity.m:
         raise UserError(f"scheme {scheme.name}: sparsity.n = {scheme.sparsity.n}; machines of version 1 allow 16 (dense)")
     return {name: scheme.bits_of(name) for name in LINEAR_NAMES}
@@ -130,8 +130,8 @@ def estimate(
     # Each sequence of a batch has its own caches; weights are stored once.
     held += (batch - 1) * config.layers * plan.cache.layer_words * machine.word_bytes
     document = {
-        "model": config.name, "machine": machine.name, "scheme": scheme.name, "level": level, "batch": batch,
-        "kind": "estimated" if level == "analytic" else "simulated",
+        "model": config.name, "machine": machine.name, "scheme": scheme.name, "level": level, "cost_model": "schedule",
+        "batch": batch, "kind": "estimated" if level == "analytic" else "simulated",
         "memory": {
             "weight_bytes": weight_bytes(config, scheme), "kv_bytes_per_token": config.kv_bytes_per_token(scheme.kv_bits),
             "image_bytes": held, "available_bytes": room, "fits": held <= room,

@@ -11,6 +11,7 @@ import numpy as np
 
 from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig
+from headrace.models.masks import Mask, visible_keys
 from headrace.models.model import Model
 from headrace.models.quantise import QuantisedLinear, QuantisedModel, finite_weight, rope_tables, window_rope_tables
 
@@ -36,11 +37,15 @@ class FloatExecutor:
     """`step` and `prefill` like `GoldenExecutor`, in float32 with float64 norms and softmax. All weights stay in memory.
 
     Tokens may also be [batch, n] in `prefill` and [batch] in `step`: as many texts of equal length, with logits
-    [batch, (n,) vocab]. The batch is set by the first call after `reset`. `observe` is called as `Observe` says.
+    [batch, (n,) vocab]. The batch is set by the first call after `reset`. `observe` is called as `Observe` says. `mask`: a static one
+    for all layers, beside the windows that the model has itself.
     """
 
-    def __init__(self, config: LlamaConfig, weights: Mapping[str, np.ndarray], *, observe: Observe | None = None):
+    def __init__(
+        self, config: LlamaConfig, weights: Mapping[str, np.ndarray], *, observe: Observe | None = None, mask: Mask | None = None
+    ):
         self.config = config
+        self.mask = mask
         self.observe = observe
         self._weights = {name: np.asarray(weights[name], np.float32) for name in config.weight_shapes()}
         if config.tie_embeddings:
@@ -50,15 +55,15 @@ class FloatExecutor:
         self.reset()
 
     @classmethod
-    def from_model(cls, model: Model, *, observe: Observe | None = None) -> FloatExecutor:
+    def from_model(cls, model: Model, *, observe: Observe | None = None, mask: Mask | None = None) -> FloatExecutor:
         """From a model file's own weights. Raises UserError for one that is not finite."""
         weights = {name: finite_weight(model, name) for name in model.config.weight_shapes()}
-        return cls(model.config, weights, observe=observe)
+        return cls(model.config, weights, observe=observe, mask=mask)
 
     @classmethod
     def from_quantised(cls, qmodel: QuantisedModel, *, observe: Observe | None = None) -> FloatExecutor:
-        """From the grid of a compressed model: only activations, KV and scores are then finer than golden's."""
-        return cls(qmodel.config, dequantised_weights(qmodel), observe=observe)
+        """From the grid of a compressed model, under its scheme's mask: only activations, KV and scores are then finer than golden's."""
+        return cls(qmodel.config, dequantised_weights(qmodel), observe=observe, mask=qmodel.scheme.mask)
 
     def reset(self) -> None:
         """Forget every token, and the batch."""
@@ -182,7 +187,7 @@ class FloatExecutor:
         self._cache[i] = keys, values
         grouped = q.reshape(batch, n, config.kv_heads, shared, -1).transpose(0, 2, 3, 1, 4)
         scores = _capped(grouped @ keys[:, :, None].swapaxes(-1, -2) * np.float32(config.score_multiplier), config.score_cap)
-        scores = np.where(_visible(start, end, window), scores.astype(np.float64), -np.inf)
+        scores = np.where(visible_keys(start, end, window, self.mask), scores.astype(np.float64), -np.inf)
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
         p = (p / p.sum(axis=-1, keepdims=True)).astype(np.float32)
         return (p @ values[:, :, None]).transpose(0, 3, 1, 2, 4).reshape(batch, n, -1)
@@ -194,12 +199,6 @@ class FloatExecutor:
             return activation(self._linear(h, w + "up"))
         gate = self._linear(h, w + "gate")
         return activation(gate) * self._linear(h, w + "up")
-
-
-def _visible(start: int, end: int, window: int | None) -> np.ndarray:
-    """Boolean [end - start, end]: the keys that each query sees."""
-    distance = np.arange(start, end)[:, None] - np.arange(end)[None, :]
-    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)
 
 
 def _silu(x: np.ndarray) -> np.ndarray:

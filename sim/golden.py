@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from headrace.kernels.contract import decoders
+from headrace.kernels.contract import decoders, kv4
 from headrace.kernels.contract import functions as fn
 from headrace.kernels.contract.constants import MAX_DOT_LENGTH
 from headrace.kernels.contract.f32 import add, from_int32, mul
 from headrace.kernels.contract.integers import as_operand, check_int8, decode_codes, decode_sparse, dot_operands
 from headrace.models.errors import UserError
+from headrace.models.masks import visible_keys
 from headrace.models.quantise import QuantisedLinear, QuantisedModel
 
 Trace = Callable[[int, str, np.ndarray], None]
@@ -73,11 +74,11 @@ class KvCache:
     """INT8 keys and values with one scale per token and KV head, for one layer; grows by doubling.
 
     k8, v8: int8 [kv_heads, capacity, head_dim]; s_k, s_v: float32 [kv_heads, capacity]. Rows past the length are junk
-    on purpose: they are masked, never read as data.
+    on purpose: they are masked, never read as data. A cache of 4 `bits` holds what its codes decode to (contract section 6).
     """
 
-    def __init__(self, kv_heads: int, head_dim: int, limit: int):
-        self.limit = limit
+    def __init__(self, kv_heads: int, head_dim: int, limit: int, bits: int = 8):
+        self.limit, self.bits = limit, bits
         self._allocate(kv_heads, head_dim, min(limit, 128))
 
     def _allocate(self, kv_heads: int, head_dim: int, capacity: int) -> None:
@@ -89,6 +90,8 @@ class KvCache:
     def write(self, start: int, k8: np.ndarray, s_k: np.ndarray, v8: np.ndarray, s_v: np.ndarray) -> None:
         """Rows start .. start + n - 1. k8, v8 int8 [n, kv_heads, head_dim]; s_k, s_v float32 [n, kv_heads]."""
         end = start + len(k8)
+        if self.bits == 4:
+            k8, v8 = kv4.decode(*kv4.encode(k8)), kv4.decode(*kv4.encode(v8))
         heads, capacity, head_dim = self.k8.shape
         if end > capacity:
             old = self.k8, self.v8, self.s_k, self.s_v
@@ -115,6 +118,7 @@ class GoldenExecutor:
         self.qmodel = qmodel
         self.config = config = qmodel.config
         self.trace = trace
+        self._mask = qmodel.scheme.mask
         as_float32 = config.parameters <= FLOAT32_ELEMENTS
         self._layers = [
             {
@@ -135,7 +139,7 @@ class GoldenExecutor:
         """Forget every token."""
         config = self.config
         self.position = 0
-        self.cache = [KvCache(config.kv_heads, config.head_dim, config.max_positions) for _ in range(config.layers)]
+        self.cache = [KvCache(config.kv_heads, config.head_dim, config.max_positions, self.qmodel.scheme.kv_bits) for _ in range(config.layers)]
 
     def step(self, token: int) -> np.ndarray:
         """Logits float32 [vocab] after one more token."""
@@ -238,7 +242,8 @@ class GoldenExecutor:
         scores = fn.scale(acc, row_scale[..., None], cache.s_k[:, None, None, :end])
         if config.score_cap is not None:
             raw, scores = scores, decoders.softcap(scores, config.score_cap)
-        valid = _visible(start, end, window)
+        visible = visible_keys(start, end, window, self._mask)
+        valid = None if visible.all() else visible
         p8, s_out = fn.softmax_quantised(scores, cache.s_v[:, None, None, :end], valid)
         if self.trace is not None:
             by_position = (2, 0, 1, 3)
@@ -271,11 +276,3 @@ class GoldenExecutor:
         if config.post_norms:
             delta = self._layer_norm(index, "post_mlp_norm", delta)
         return self._note(index, "mlp_add", add(x, delta))
-
-
-def _visible(start: int, end: int, window: int | None) -> np.ndarray | None:
-    """Boolean [end - start, end]: the keys that each query sees; None where it is all of them."""
-    if end - start == 1 and (window is None or end <= window):
-        return None
-    distance = np.arange(start, end)[:, None] - np.arange(end)[None, :]
-    return (distance >= 0) if window is None else (distance >= 0) & (distance < window)

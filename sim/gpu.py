@@ -208,21 +208,29 @@ def gpu_rows(choice: GpuChoice, config: LlamaConfig, scheme: Scheme, *, prefill:
     The roofline first, then measured stacks (all, or the one chosen), then measurements at that batch. Beside the keys of the design: "model" (whose tokens), "batch", "limit", "src", "note".
     Raises UserError when the model does not fit the memory even at the scheme's widths.
     """
-    gpu = choice.gpu
     contexts = np.arange(prefill + 1, prefill + decode + 1)
     macs = useful_macs(config, contexts) * batch
     half, packed = fp16_bytes(config, contexts, batch=batch), required_bytes(config, scheme, contexts, batch=batch)
+    return rows_of_steps(choice, config.name, scheme, half, packed, macs, batch, held=(float(half[-1]), float(packed[-1])))
+
+
+def rows_of_steps(
+    choice: GpuChoice, model: str, scheme: Scheme, half: np.ndarray, packed: np.ndarray, macs: np.ndarray, batch: int, *,
+    held: tuple[float, float],
+) -> list[dict]:
+    """`gpu_rows` of steps that read `half` bytes in fp16 or `packed` under the scheme, and do `macs`: arrays [steps], of the whole batch.
+    held: bytes that must lie in memory, in fp16 and under the scheme."""
+    gpu = choice.gpu
     wide_ops = gpu.fp16_flops_per_s
     narrow_ops = max(wide_ops or 0.0, gpu.int8_ops_per_s or 0.0) or None
     variants = {"fp16": (half, wide_ops), scheme.name: (packed, narrow_ops)}
-    if float(packed[-1]) > gpu.memory_bytes:
+    if held[1] > gpu.memory_bytes:
         raise UserError(
-            f"--gpu {gpu.name}: model {config.name} needs {float(packed[-1]) / 1e9:.4g} GB under {scheme.name}; "
+            f"--gpu {gpu.name}: model {model} needs {held[1] / 1e9:.4g} GB under {scheme.name}; "
             f"it holds {gpu.memory_bytes / 1e9:.4g} GB"
         )
-    fits = {name: float(step_bytes[-1]) <= gpu.memory_bytes for name, (step_bytes, _) in variants.items()}
-
-    cached = {name: float(step_bytes[-1]) <= (gpu.l2_bytes or 0) for name, (step_bytes, _) in variants.items()}
+    fits = {name: size <= gpu.memory_bytes for name, size in zip(variants, held, strict=True)}
+    cached = {name: size <= (gpu.l2_bytes or 0) for name, size in zip(variants, held, strict=True)}
 
     rows = []
     for dtype, (step_bytes, ops) in variants.items():
@@ -234,7 +242,7 @@ def gpu_rows(choice: GpuChoice, config: LlamaConfig, scheme: Scheme, *, prefill:
                     f"compute peak of the data sheet alone: the model fits the L2 cache of {gpu.l2_bytes / 1e6:.3g} MB, so bandwidth bounds "
                     "nothing; launch times, which dominate such a model, are not in it"
                 )
-            rows.append(_bound_row(gpu, config, dtype, ROOFLINE, batch, bound, gpu.src, note))
+            rows.append(_bound_row(gpu, model, dtype, ROOFLINE, batch, bound, gpu.src, note))
     for share in gpu.bandwidth_fractions if batch == 1 else ():  # the shares are those of batch 1
         if choice.stack not in (None, share.stack):
             continue
@@ -244,7 +252,7 @@ def gpu_rows(choice: GpuChoice, config: LlamaConfig, scheme: Scheme, *, prefill:
         step_bytes, ops = variants[dtype]
         bound = roofline(step_bytes, macs, gpu.memory_bytes_per_s * share.fraction, ops, batch)
         note = f"{share.fraction:.1%} of peak bandwidth, measured with {share.dtype} models of 7B class at batch 1 ({share.r})"
-        rows.append(_bound_row(gpu, config, dtype, share.stack, batch, bound, share.src, note))
+        rows.append(_bound_row(gpu, model, dtype, share.stack, batch, bound, share.src, note))
     rows += [_measured_row(gpu, row) for row in gpu.measured if choice.stack in (None, row.stack) and row.batch == batch]
     return rows
 
@@ -279,11 +287,11 @@ def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 
-def _bound_row(gpu: Gpu, config: LlamaConfig, dtype: str, stack: str, batch: int, bound: Bound, src: str, note: str) -> dict:
+def _bound_row(gpu: Gpu, model: str, dtype: str, stack: str, batch: int, bound: Bound, src: str, note: str) -> dict:
     return {
         "name": gpu.name, "kind": "bound", "dtype": dtype, "stack": stack, "tokens_per_s": bound.tokens_per_s,
         "energy_j_per_token": None, "energy_j_per_token_range": None, "energy_scope": None, "usd_per_mtok": None,
-        "model": config.name, "batch": batch, "limit": bound.limit, "src": src, "note": note,
+        "model": model, "batch": batch, "limit": bound.limit, "src": src, "note": note,
     }  # fmt: skip
 
 

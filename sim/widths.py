@@ -33,7 +33,7 @@ def measure_losses(
     It is measured at 3 bits. The divergence is quadratic in a small change of a linear's outputs, so at other widths it is taken in
     proportion to the mean square of that change, which calibration gives. Texts: the first windows of `tokens`.
     """
-    executor = FloatExecutor.from_model(model)
+    executor = FloatExecutor.from_model(model, mask=scheme.mask)
     texts = tokens[:MEASURED_TEXTS, :MEASURED_TOKENS]
     states = executor.states(texts)
     reference = _log_softmax(executor.logits_from(0, states[0], {}))

@@ -1,11 +1,10 @@
 """Small random compressed models, for tests that need weights and no training."""
 
-from types import SimpleNamespace
-
 import numpy as np
 
 from headrace.models.graph import LINEAR_NAMES, NORM_NAMES, LlamaConfig
 from headrace.models.quantise import QuantisedModel, quantise_groups, quantise_rows, rope_tables
+from headrace.models.scheme import Scheme
 
 
 def random_model(seed: int, *, bits: int = 4, **sizes) -> QuantisedModel:
@@ -32,6 +31,6 @@ def random_model(seed: int, *, bits: int = 4, **sizes) -> QuantisedModel:
         head = quantise_rows(rng.standard_normal((config.vocab, config.width)).astype(np.float32))
     cos, sin = rope_tables(config)
     return QuantisedModel(
-        config=config, scheme=SimpleNamespace(name=f"w{bits}a8kv8"), tokenizer=None, embedding=embedding, layers=layers,
+        config=config, scheme=Scheme(name=f"w{bits}a8kv8", weight_bits=bits), tokenizer=None, embedding=embedding, layers=layers,
         final_norm=norm(), lm_head=head, rope_cos=cos, rope_sin=sin,
     )  # fmt: skip

@@ -61,6 +61,7 @@ class Budgets(click.ParamType):
 @click.option("--mixed", type=Choices(("no", "yes")), default="no", show_default=True, help="The same number in every block, or --keep on average.")
 @click.option("--index-share", "shares", type=Choices((1, 2)), default="2", show_default=True, help="Rows that share an index.")
 @click.option("--pruning", "prunings", type=Choices(("magnitude", "wanda", "sparsegpt")), default="sparsegpt", show_default=True)
+@click.option("--kv-bits", "caches", type=Choices((8, 4)), default="8", show_default=True, help="Bits of keys and values in the cache.")
 @click.option("--bytes-per-weight", "budgets", type=Budgets(), metavar="LIST", help="Also with widths chosen under these budgets (dense, rounding gptq).")
 @click.option("--calibrate", "files", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="UTF-8 text to calibrate on, never one that is scored; without it the model writes its own.")
 @click.option("--texts", type=click.IntRange(1, 4096), default=64, show_default=True, help="Calibration texts.")
@@ -69,7 +70,7 @@ class Budgets(click.ParamType):
 @json_option
 @seed_option
 def command(
-    model: str, text_paths: tuple[Path, ...], folder: Path, bits, groups, roundings, scalings, keeps, mixed, shares, prunings, budgets, files,
+    model: str, text_paths: tuple[Path, ...], folder: Path, bits, groups, roundings, scalings, keeps, mixed, shares, prunings, caches, budgets, files,
     texts: int, length: int, resume: bool, as_json: bool, seed: int,
 ) -> None:  # fmt: skip
     """Compress MODEL in every combination of the lists, score the texts with exact hardware arithmetic, and draw the curve.
@@ -82,7 +83,7 @@ def command(
     from headrace.models.registry import load_model
     from headrace.models.scheme import load_scheme
     from headrace.reports.accuracy import write_curve
-    from headrace.sim.accuracy import Way, run_ways
+    from headrace.sim.accuracy import Way, run_ways, way_of
     from headrace.sim.calibrate import check_scheme, collect
     from headrace.sim.calibration_text import weights_sha256
     from headrace.sim.perplexity import check_length
@@ -102,12 +103,12 @@ def command(
     for text_tokens in encoded.values():
         check_length(loaded.config, len(text_tokens))
     ways = [Way(rounding="float")] + [
-        Way(bits=b, group=g, keep=k, index_share=s, mixed=m == "yes", pruning=p, rounding=r, scaling=c)
-        for k, m, s, p, c, r, b, g in product(keeps, mixed, shares, prunings, scalings, roundings, bits, groups)
+        Way(bits=b, group=g, keep=k, index_share=s, mixed=m == "yes", pruning=p, rounding=r, scaling=c, kv_bits=v)
+        for k, m, s, p, c, r, b, g, v in product(keeps, mixed, shares, prunings, scalings, roundings, bits, groups, caches)
         if k < 16 or (m, s, p) == (mixed[0], shares[0], prunings[0])
     ]
     ways = list(dict.fromkeys(_plain(way) for way in ways))
-    ways += [Way(bits=4, group=g, bytes_per_weight=x) for x in budgets or () for g in groups]
+    ways += [Way(bits=4, group=g, bytes_per_weight=x, kv_bits=v) for x in budgets or () for g in groups for v in caches]
     base = load_scheme("w4a8kv8")
     for way in ways:
         check_scheme(loaded.config, way.scheme(base))
@@ -151,7 +152,7 @@ def command(
         return
     print_table(
         ["compression", "bytes/weight", "log perplexity", *encoded],
-        [[Way(**{name: row[name] for name in Way.__dataclass_fields__}).label, row["bytes_of_weight"], row["log_perplexity"], *row["perplexity"].values()] for row in rows],
+        [[way_of(row).label, row["bytes_of_weight"], row["log_perplexity"], *row["perplexity"].values()] for row in rows],
         title=f"{loaded.config.name} (simulated: golden executor)",
     )
     click.echo(f"{document['csv']}\n{document['plot']}")

@@ -1,8 +1,12 @@
 """`headrace compare MODEL`: machines beside GPUs, for one workload."""
 
+import math
+from pathlib import Path
+
 import click
 
 from headrace.models.errors import UserError
+from headrace.models.scheme import Scheme
 from headrace.options import common_options
 from headrace.output import emit_json, print_table
 
@@ -15,9 +19,12 @@ from headrace.output import emit_json, print_table
 @click.option("--prefill", type=click.IntRange(min=1), default=128, show_default=True, metavar="P", help="Prompt tokens.")
 @click.option("--decode", type=click.IntRange(min=1), default=128, show_default=True, metavar="N", help="Decode steps after it.")
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, metavar="B", help="Sequences.")
+@click.option("--transform", "transforms", metavar="NAME:KEY=VALUE,...", multiple=True, help="Change the workload, as `estimate --transform` does; may be repeated.")
+@click.option("--accuracy", "accuracy_folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Results of `headrace accuracy` of this model: adds each row's perplexity.")
 @common_options
 def command(
     model: str, machines: tuple[str, ...], gpus: tuple[str, ...], scheme_name: str | None, prefill: int, decode: int, batch: int,
+    transforms: tuple[str, ...], accuracy_folder: Path | None,
     overrides: tuple[str, ...], as_json: bool, seed: int,
 ) -> None:  # fmt: skip
     """Tokens per second and joules per token of MODEL in decode: machines (estimated), GPU bounds, and GPU measurements of other models.
@@ -25,8 +32,10 @@ def command(
     A bound is a ceiling that no GPU beats, not a prediction. Energy is null where no source measured it.
     """
     from headrace.models.configfile import split_overrides
-    from headrace.models.registry import model_config
+    from headrace.mapping.transforms import apply_transforms
+    from headrace.models.architectures.graphs import load_graph, plain_llama
     from headrace.sim.compare import compare
+    from headrace.sim.compare_graph import compare_graph
     from headrace.sim.gpu import parse_gpu
 
     if not machines and not gpus:
@@ -35,23 +44,44 @@ def command(
     for name in ("machine", "board"):
         if groups[name] and not machines:
             raise UserError(f"--set {groups[name][0]}: no --machine is given that it could address")
-    config = model_config(model)
     choices = [parse_gpu(text) for text in gpus]
-    document, used = compare(
-        config, list(machines), choices, scheme_name, overrides=groups, prefill=prefill, decode=decode, batch=batch, model=model
-    )
+    config = None if transforms else plain_llama(model)
+    how = {"overrides": groups, "prefill": prefill, "decode": decode}
+    if config is not None:
+        document, used = compare(config, list(machines), choices, scheme_name, batch=batch, model=model, **how)
+    else:
+        work, applied = apply_transforms(load_graph(model), transforms, batch)
+        document, used = compare_graph(work, applied, list(machines), choices, scheme_name, model=model, **how)
+    if accuracy_folder is not None:
+        _add_accuracy(document, accuracy_folder, {item.name: item for item in used if isinstance(item, Scheme)})
     if as_json:
         emit_json(document, used, seed)
     else:
         _print(document)
 
 
+def _add_accuracy(document: dict, folder: Path, schemes: dict) -> None:
+    """Of each row of this model: "perplexity" (geometric mean over the texts; of the best method at its scheme) and "accuracy" (that method)."""
+    from headrace.sim.accuracy import best_row, read_rows, way_of
+    from headrace.sim.gpu import FLOAT_DTYPES
+
+    rows = read_rows(folder, document["model"])
+    for row in document["rows"]:
+        scheme = schemes.get(row["dtype"])
+        known = row["model"] == document["model"] and (scheme is not None or row["dtype"] in FLOAT_DTYPES)
+        found = best_row(rows, scheme) if known else None
+        row["perplexity"] = math.exp(found["log_perplexity"]) if found else None
+        row["accuracy"] = way_of(found).label if found else None
+
+
 def _print(document: dict) -> None:
     columns = ["name", "kind", "dtype", "stack", "model", "tokens/s", "J/token", "limit"]
+    scored = ["perplexity", "accuracy"] if "perplexity" in document["rows"][0] else []
     rows = [
-        [row["name"], row["kind"], row["dtype"], row["stack"], row["model"], row["tokens_per_s"], _energy(row), row["limit"]]
+        [row["name"], row["kind"], row["dtype"], row["stack"], row["model"], row["tokens_per_s"], _energy(row), row["limit"], *(row[name] for name in scored)]
         for row in document["rows"]
     ]
+    columns += scored
     title = f"decode of {document['model']}: prefill {document['prefill']}, {document['decode']} steps, batch {document['batch']}"
     print_table(columns, rows, title=title)
     for row in document["rows"]:

@@ -71,7 +71,7 @@ def command(
     if needs_texts:
         tokens = calibration_tokens(loaded, files, texts, length, seed)
         with progress(f"calibrating on {tokens.size} tokens", total=len(tokens)) as advance:
-            statistics = collect(loaded, tokens, advance)
+            statistics = collect(loaded, tokens, advance, mask=scheme.mask)
     elif files:
         raise UserError(f"--calibrate {files[0]}: rounding nearest reads no texts; leave one of the two out")
     widths = None

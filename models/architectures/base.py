@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from headrace.models.cache_size import cache_bytes
 from headrace.models.scheme import Scheme, matrix_bytes, refuse_sparse
 
 Kind = Literal["linear", "embedding", "norm", "bias", "conv", "other"]
@@ -67,10 +68,9 @@ class KvCache:
     head_dim: int
 
     def bytes_per_token(self, kv_bits: int) -> int:
-        """Codes, and at up to 8 bits one float32 scale per token, KV head and tensor. A layer with a sliding window
-        gives back as much once its window is full."""
-        elements = 2 * self.layers * self.kv_heads * self.head_dim
-        return elements * kv_bits // 8 + (2 * self.layers * self.kv_heads * 4 if kv_bits <= 8 else 0)
+        """Codes, and at up to 8 bits one float32 scale per token, KV head and tensor; at 4 bits mult and off of each group too. A
+        layer with a sliding window gives back as much once its window is full."""
+        return cache_bytes(self.layers, self.kv_heads, self.head_dim, kv_bits)
 
 
 @dataclass(frozen=True, kw_only=True)

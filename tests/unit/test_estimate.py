@@ -142,7 +142,7 @@ def test_power_is_held_against_the_boards_tdp(capsys, how):
         (["embedded", "nosuch"], "'nosuch' is not known; allowed: micro, milli, nano"),
         (["nosuch", "nano"], "models: 'nosuch' is not known"),
         (["embedded", "nano", "--scheme", "nosuch"], "schemes: 'nosuch' is not known"),
-        (["embedded", "nano", "--set", "scheme.kv_bits=4"], "kv_bits = 4; machines of version 1 allow 8"),
+        (["embedded", "nano", "--set", "scheme.kv_bits=4"], "kv_bits = 4; a machine of version 1 allows 8"),
         (["embedded", "nano", "--set", "scheme.weight_bits=3"], "3 bits for q; machines of version 1 decode 4 and 8 bits"),
         (["embedded", "nano", "--set", "memory.port=2"], "unknown path 'memory.port'"),
         (

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from headrace.kernels.contract import f32, functions
+from headrace.kernels.contract import f32, functions, kv4
 from headrace.models.errors import UserError
 from headrace.models.graph import LlamaConfig, build_graph
 from headrace.models.model import Model
@@ -119,9 +119,21 @@ def test_float_model_steps_like_its_prefill_and_rotates_like_the_contract(qmodel
     assert np.allclose(whole, stepped, rtol=1e-3, atol=1e-3)
 
 
+def sees(rules, query: int, key: int) -> bool:
+    """Contract section 7 in words; `rules`: a scheme's attention or None."""
+    if rules is None:
+        return True
+    near = query - key < rules.window if rules.window else query // rules.block - key // rules.block < rules.blocks
+    return near or key < rules.sinks or (rules.stride is not None and (query - key) % rules.stride == 0)
+
+
 def naive_step(qmodel, tokens) -> np.ndarray:
     """Logits after `tokens`, every operation of the contract written out with loops over heads and positions."""
     c, fn = qmodel.config, functions
+
+    def kept(head):
+        q, s = fn.quantise(head)
+        return (q, s) if qmodel.scheme.kv_bits == 8 else (kv4.decode(*kv4.encode(q)), s)
 
     def linear(weight, q, s):
         acc = (weight.int8().astype(np.int64) @ q.astype(np.int64)).astype(np.int32)
@@ -134,8 +146,9 @@ def naive_step(qmodel, tokens) -> np.ndarray:
         for i, layer in enumerate(qmodel.layers):
             hq, s = fn.quantise(fn.rmsnorm(x, layer["attn_norm"], c.rms_eps))
             q, k, v = (linear(layer[name], hq, s).reshape(-1, c.head_dim) for name in "qkv")
-            keys = [fn.quantise(fn.rope(head, cos, sin)) for head in k]
-            values = [fn.quantise(head) for head in v]
+            keys = [kept(fn.rope(head, cos, sin)) for head in k]
+            values = [kept(head) for head in v]
+            seen = [sees(qmodel.scheme.attention, position, key) for key in range(position + 1)]
             cache[i].append((keys, values))
             outs = []
             for head in range(c.heads):
@@ -146,10 +159,11 @@ def naive_step(qmodel, tokens) -> np.ndarray:
                 for past_keys, _ in cache[i]:
                     acc = np.int32(sum(int(a) * int(b) for a, b in zip(q8, past_keys[g][0])))
                     scores.append(f32.mul(f32.from_int32(acc), f32.mul(s_q, past_keys[g][1])))
-                m = scores[0]
-                for score in scores[1:]:
-                    m = f32.maximum(m, score)
-                e = fn.exp(np.array([f32.sub(score, m) for score in scores], np.float32))
+                m = None
+                for score, shown in zip(scores, seen, strict=True):
+                    if shown:
+                        m = score if m is None else f32.maximum(m, score)
+                e = np.where(seen, fn.exp(np.array([f32.sub(score, m) for score in scores], np.float32)), np.float32(0))
                 s_v = np.array([past[1][g][1] for past in cache[i]], np.float32)
                 p8, s_p = fn.quantise(f32.mul(e, s_v))
                 s_out = f32.mul(s_p, fn.recip(f32.sum16(e)))
@@ -166,6 +180,73 @@ def naive_step(qmodel, tokens) -> np.ndarray:
 def test_golden_equals_the_contract_written_out_head_by_head(qmodel):
     tokens = tokens_of(5)
     assert np.array_equal(f32.bits(GoldenExecutor(qmodel).prefill(tokens)), f32.bits(naive_step(qmodel, tokens)))
+
+
+OPTIONS = [
+    ["kv_bits=4"], ["attention={window: 3}"], ["attention={window: 2, sinks: 1}"], ["attention={window: 2, stride: 3}"],
+    ["attention={window: 1, stride: 4, sinks: 2}"], ["attention={block: 3}"], ["attention={block: 3, blocks: 2, sinks: 1}"],
+    ["kv_bits=4", "attention={window: 5, sinks: 2}"],
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=OPTIONS, ids=" ".join)
+def optional(request):
+    return quantise_model(random_model(dataclasses.replace(CONFIG, head_dim=40)), load_scheme("w4a8kv8", request.param))
+
+
+def test_caches_of_4_bits_and_masks_equal_the_contract_written_out(optional):
+    tokens = tokens_of(11)
+    got = f32.bits(GoldenExecutor(optional).prefill(tokens))
+    assert np.array_equal(got, f32.bits(naive_step(optional, tokens)))
+    dense = dataclasses.replace(optional, scheme=load_scheme("w4a8kv8"))
+    assert not np.array_equal(got, f32.bits(GoldenExecutor(dense).prefill(tokens)))
+
+
+def test_caches_of_4_bits_and_masks_know_no_passes(optional):
+    tokens = tokens_of(80)
+    stepped = GoldenExecutor(optional)
+    reference = np.stack([stepped.step(token) for token in tokens])
+    assert np.array_equal(f32.bits(GoldenExecutor(optional).prefill(tokens, all_positions=True)), f32.bits(reference))
+    for cut in (7, 70):
+        mixed = GoldenExecutor(optional)
+        first = mixed.prefill(tokens[:cut], all_positions=True)
+        assert np.array_equal(f32.bits(np.concatenate([first, mixed.prefill(tokens[cut:], all_positions=True)])), f32.bits(reference))
+
+
+def test_caches_of_4_bits_and_masks_are_near_the_float_model(optional):
+    tokens = tokens_of(40)
+    got = GoldenExecutor(optional).prefill(tokens, all_positions=True).astype(np.float64)
+    executor = FloatExecutor.from_quantised(optional)
+    exact = executor.prefill(tokens, all_positions=True).astype(np.float64)
+    assert np.sqrt(((got - exact) ** 2).mean() / (exact**2).mean()) < (0.05 if optional.scheme.kv_bits == 8 else 0.15)
+    executor.reset()
+    stepped = np.stack([executor.step(token) for token in tokens])
+    assert np.allclose(exact, stepped, rtol=1e-3, atol=1e-3)
+    if optional.scheme.attention is not None:
+        dense = FloatExecutor.from_quantised(dataclasses.replace(optional, scheme=load_scheme("w4a8kv8")))
+        far = dense.prefill(tokens, all_positions=True)
+        assert np.sqrt(((far - exact) ** 2).mean() / (exact**2).mean()) > 0.2
+
+
+@pytest.mark.parametrize("rules", ["{window: 90}", "{block: 90}", "{window: 1, stride: 1}", "{window: 1, sinks: 90}", "{block: 1, blocks: 90}"])
+def test_a_mask_that_hides_nothing_changes_no_bit(qmodel, rules):
+    tokens = tokens_of(90)
+    masked = dataclasses.replace(qmodel, scheme=load_scheme("w4a8kv8", [f"attention={rules}"]))
+    for executor in (GoldenExecutor, FloatExecutor.from_quantised):
+        dense, other = (executor(model).prefill(tokens, all_positions=True) for model in (qmodel, masked))
+        assert np.array_equal(dense.view(np.uint32), other.view(np.uint32))
+
+
+def test_hidden_rows_are_never_read_as_data(qmodel):
+    masked = dataclasses.replace(qmodel, scheme=load_scheme("w4a8kv8", ["attention={window: 4, sinks: 2}"]))
+    clean, dirty = GoldenExecutor(masked), GoldenExecutor(masked)
+    for executor in (clean, dirty):
+        executor.prefill(tokens_of(20))
+    for cache in dirty.cache:  # position 20 sees 0, 1 and 17 to 20
+        cache.k8[:, 2:17], cache.v8[:, 2:17], cache.s_k[:, 2:17], cache.s_v[:, 2:17] = 55, -99, np.nan, np.inf
+    assert np.array_equal(f32.bits(clean.prefill([8, 9])), f32.bits(dirty.prefill([8, 9])))
+    dirty.cache[0].k8[:, 1] += 1
+    assert not np.array_equal(clean.step(10), dirty.step(10))
 
 
 def test_untied_head_single_head_and_odd_sizes():

@@ -360,8 +360,8 @@ def test_a_batch_is_its_texts_one_by_one(models, name):
 @pytest.mark.parametrize(
     "command",
     [
-        ("estimate", "MODEL", "nano"), ("cosim", "MODEL", "nano", "--prompt", "a", "--tokens", "1"), ("rtl", "nano", "--model", "MODEL", "--prompt", "a", "--tokens", "1", "-o", "OUT"),
-        ("compare", "MODEL", "--gpu", "A100"), ("kernels", "generate", "MODEL", "-o", "OUT.py"), ("kernels", "bench", "--model", "MODEL"),
+        ("cosim", "MODEL", "nano", "--prompt", "a", "--tokens", "1"), ("rtl", "nano", "--model", "MODEL", "--prompt", "a", "--tokens", "1", "-o", "OUT"),
+        ("kernels", "generate", "MODEL", "-o", "OUT.py"), ("kernels", "bench", "--model", "MODEL"),
     ],
     ids=lambda command: " ".join(command[:2]),
 )  # fmt: skip

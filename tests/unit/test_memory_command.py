@@ -118,3 +118,15 @@ def test_orders_and_mappings():
     for bad, words in ((["column"], "out"), (["bank_group:3"], "1..2 bits"), (["colour"], "allowed")):
         with pytest.raises(ValueError, match=words):
             mapping_bits(bad, SIZES)
+
+
+def test_a_simulation_that_crashes_ends_in_one_line(capsys, monkeypatch, tmp_path):
+    from headrace.sim import dram_rtl
+
+    broken = tmp_path / "channel"
+    broken.write_text("#!/bin/sh\necho no memory left >&2\nexit 3\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(dram_rtl, "build_channel", lambda *arguments, **named: broken)
+    status, out, err = hbm(capsys, "--level", "rtl")
+    assert status == 2 and not out
+    assert err.splitlines()[-1] == "headrace: error: the simulated channel ended with status 3: no memory left"

@@ -192,7 +192,7 @@ def changed(path, section, change):
         ("config", lambda d: d.update(vocab=1 << 40), "vocab = 1099511627776; allowed is an integer from 1 to"),
         ("config", lambda d: d.update(biases=[["q"]]), "config: a field holds a list or an object"), ("config", lambda d: d.update(dtype={}), "config: a field holds a list"),
         ("config", lambda d: d.update(name=""), "config.name = ''; allowed is a text of 1 to 200"), ("config", lambda d: d.update(rms_eps=float("nan")), "rms_eps = nan"),
-        ("scheme", lambda d: d.update(kv_bits=4), "scheme: kv_bits = 4; allowed is 8"), ("scheme", lambda d: d.update(activation_bits=16), "activation_bits = 16"),
+        ("scheme", lambda d: d.update(kv_bits=16), "scheme: kv_bits = 16; allowed by the numeric contract is 4 or 8"), ("scheme", lambda d: d.update(activation_bits=16), "activation_bits = 16"),
         ("scheme", lambda d: d.update(weight_bits=3), "linears: layers.0.q: bits = 4, group = 32; allowed are the scheme's 3 and 32"),
         ("scheme", lambda d: d.update(group=64), "allowed are the scheme's 4 and 64"), ("scheme", lambda d: d.update(sparsity=None), "sparse = true"),
         ("scheme", lambda d: d["sparsity"].update(index_share=1), "index_share = 2; the scheme's sparsity is"), ("scheme", lambda d: d.update(weight_bits=7), "scheme: field 'weight_bits' = 7"),

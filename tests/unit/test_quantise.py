@@ -119,8 +119,8 @@ def test_model_under_both_schemes():
 
 def test_what_is_not_built_is_refused():
     model = tiny_model()
-    with pytest.raises(UserError, match="kv_bits = 4"):
-        quantise_model(model, load_scheme("w4a8kv8", ["kv_bits=4"]))
+    with pytest.raises(UserError, match="kv_bits = 16; allowed by the numeric contract is 4 or 8"):
+        quantise_model(model, load_scheme("w4a8kv8", ["kv_bits=16"]))
     with pytest.raises(UserError, match="sparsity.n = 8"):
         quantise_model(model, load_scheme("w4a8kv8", ["sparsity={n: 8}"]))
     with pytest.raises(UserError, match="weight_bits"):

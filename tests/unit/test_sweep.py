@@ -222,7 +222,7 @@ def test_pareto_refuses(capsys, tmp_path):
 
 def test_strict_models_are_not_coerced():
     with pytest.raises(ValueError):
-        Sweep.model_validate({"name": "x", "models": ["a"], "machines": ["b"], "grid": {"c": [None]}})
+        Sweep.model_validate({"name": "x", "models": ["a"], "machines": ["b"], "grid": {"c": [[1]]}})
 
 
 def test_one_field_under_two_names_is_refused(small):
@@ -250,3 +250,13 @@ def test_a_chunk_that_is_not_its_points_is_evaluated_again(small, tmp_path, chun
 def test_a_plot_takes_any_name():
     rows = [{"index": "0", "model": "$\\frac$", "tokens_per_s": "5", "dsp": "1"}]
     assert plot_png(rows, {"$\\frac$": rows}, "dsp", "front").startswith(b"\x89PNG")
+
+
+def test_null_takes_a_dram_preset_away(capsys, tmp_path):
+    path = tmp_path / "banks.yaml"
+    path.write_text("name: banks\nmodels: [embedded]\nmachines: [nano]\ngrid: {memory.dram: [null, u280-hbm2]}\nworkload: {prefill: 4, decode: 2}\n")
+    status, _, _ = run(capsys, "sweep", str(path), "-o", str(tmp_path / "out"))
+    fixed, banks = read(tmp_path / "out" / "points.csv")
+    assert status == 0 and not fixed["error"] and not banks["error"]
+    assert (fixed["memory.dram"], banks["memory.dram"]) == ("", "u280-hbm2")
+    assert float(fixed["tokens_per_s"]) != float(banks["tokens_per_s"])
