@@ -13,13 +13,19 @@ from headrace.models.scheme import ROW_SCALE_BYTES, Scheme, matrix_bytes, refuse
 def weight_bytes_by_op(config: DecoderConfig, scheme: Scheme, *, lm_head: bool = True) -> dict[str, int]:
     """Bytes of weights of one pass, all layers: each linear, the LM head, one embedding row."""
     refuse_sparse(scheme)
-    sizes = {
-        name: config.layers * matrix_bytes(*config.linear_shape(name), scheme.bits_of(name), scheme.group) for name in LINEAR_NAMES
-    }
+    sizes = {name: _bytes_of_linear(config, scheme, name) for name in LINEAR_NAMES}
     sizes["embedding"] = -(-config.width * scheme.embedding_bits // 8) + ROW_SCALE_BYTES
     if lm_head:
         sizes["lm_head"] = matrix_bytes(config.vocab, config.width, scheme.lm_head_bits)
     return sizes
+
+
+def _bytes_of_linear(config: DecoderConfig, scheme: Scheme, name: str) -> int:
+    """Of one of the linears, all layers."""
+    shape = config.linear_shape(name)
+    if not scheme.tensor_bits:
+        return config.layers * matrix_bytes(*shape, scheme.bits_of(name), scheme.group)
+    return sum(matrix_bytes(*shape, scheme.bits_of_tensor(f"layers.{layer}.{name}"), scheme.group) for layer in range(config.layers))
 
 
 def kv_bytes_by_op(config: DecoderConfig, scheme: Scheme, context) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """A compressed model in one file: what `headrace compress` writes and the other commands read in place of a model.
 
 A safetensors file without pickle. Its metadata are JSON texts: `config` (sizes), `scheme`, `linears` (bits, group and index sharing of
-each matrix) and `made` (method, calibration, accuracy). Tensors, for a matrix NAME: NAME.codes (kept codes in row order, `bits` bits each,
+each matrix) and `made` (method and calibration). Tensors, for a matrix NAME: NAME.codes (kept codes in row order, `bits` bits each,
 least significant first), NAME.mult, NAME.off, NAME.row_scale, and NAME.kept (a bit a column, for every index) where it is sparse; norms
 and biases in float32; `tokenizer` (the bytes of a tokenizer.json).
 """

@@ -15,7 +15,7 @@ import numpy as np
 from headrace.models.errors import UserError
 from headrace.models.decoder import DecoderConfig
 from headrace.models.model import GroupCodes, Model
-from headrace.models.scheme import BLOCK, GROUP_SHIFT, Scheme, matrix_bytes, sparse_bytes
+from headrace.models.scheme import BLOCK, GROUP_SHIFT, Scheme, check_tensor_bits, matrix_bytes, sparse_bytes
 from headrace.models.formats.tokenizer import Tokenizer
 
 GROUP = 32
@@ -248,8 +248,7 @@ def check_contract_bits(scheme: Scheme, source: str) -> None:
 def check_compressible(config: DecoderConfig, scheme: Scheme) -> None:
     """UserError for a scheme that the numeric contract does not cover, or that names linears which the model lacks."""
     check_contract_bits(scheme, f"scheme {scheme.name}")
-    for name in sorted(scheme.tensor_bits.keys() - config.weight_shapes().keys()):
-        raise UserError(f"scheme {scheme.name}: tensor_bits.{name}: model {config.name} has no such linear; its layers are 0 to {config.layers - 1}")
+    check_tensor_bits(config, scheme)
 
 
 Rounding = Callable[[str, np.ndarray], QuantisedLinear]

@@ -145,6 +145,12 @@ def sparse_bytes(counts: np.ndarray, rows: int, bits: int, group: int, index_sha
     return -(-total // 8) + rows * ROW_SCALE_BYTES
 
 
+def check_tensor_bits(config: DecoderConfig, scheme: Scheme) -> None:
+    """UserError where `tensor_bits` names a linear that the model lacks."""
+    for name in sorted(scheme.tensor_bits.keys() - config.weight_shapes().keys()):
+        raise UserError(f"scheme {scheme.name}: tensor_bits.{name}: model {config.name} has no such linear; its layers are 0 to {config.layers - 1}")
+
+
 def refuse_sparse(scheme: Scheme) -> None:
     """UserError for a sparse scheme: how its indices are stored is not settled, so its bytes are not known."""
     if scheme.sparsity is not None and scheme.sparsity.n != scheme.sparsity.m:
@@ -158,6 +164,8 @@ def weight_bytes(config: DecoderConfig, scheme: Scheme) -> int:
     Raises UserError for a sparse scheme, whose bytes are not known here: never those of the dense one.
     """
     refuse_sparse(scheme)
+    if scheme.tensor_bits:
+        check_tensor_bits(config, scheme)
 
     def one(name: str, shape: tuple[int, ...]) -> int:
         if len(shape) == 1:

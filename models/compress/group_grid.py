@@ -104,7 +104,7 @@ def _unit(row_scale: np.ndarray, shift: int) -> np.ndarray:
 def _fit(weight, unit, kept, group_of, importance, ranges, top, mult, off):
     """Of each row and group: the range, of those tried, with the least weighted squared error."""
     rows, columns = weight.shape
-    first, count = np.empty(columns, np.int64), 0
+    values, weights, count = np.empty(columns), np.empty(columns), 0
     for row in range(rows):
         start = 0
         while start < columns:
@@ -113,9 +113,8 @@ def _fit(weight, unit, kept, group_of, importance, ranges, top, mult, off):
             low, high = np.inf, -np.inf
             while stop < columns and group_of[row, stop] == group:
                 if kept[row, stop]:
-                    value = weight[row, stop] / unit[row]
-                    low, high = min(low, value), max(high, value)
-                    first[count] = stop
+                    values[count], weights[count] = weight[row, stop] / unit[row], importance[stop]
+                    low, high = min(low, values[count]), max(high, values[count])
                     count += 1
                 stop += 1
             start = stop
@@ -128,10 +127,8 @@ def _fit(weight, unit, kept, group_of, importance, ranges, top, mult, off):
                 base = min(max(np.rint(((high + low) * share - step * top) / 2), float(MIN_OFF)), float(MAX_OFF))
                 error = 0.0
                 for place in range(count):
-                    column = first[place]
-                    value = weight[row, column] / unit[row]
-                    code = min(max(np.rint((value - base) / step), 0.0), float(top))
-                    miss = code * step + base - value
-                    error += importance[column] * miss * miss
+                    code = min(max(np.rint((values[place] - base) / step), 0.0), float(top))
+                    miss = code * step + base - values[place]
+                    error += weights[place] * miss * miss
                 if error < least:
                     least, mult[row, group], off[row, group] = error, step, base

@@ -37,17 +37,18 @@ class InputStatistics:
         return InputStatistics(self.gram / np.outer(scale, scale), self.absmax / scale, self.absmean / scale, self.tokens)
 
     @cached_property
-    def damped(self) -> np.ndarray:
-        """float64 [K, K]: the Gram matrix with a diagonal that is nowhere 0, so that it has an inverse."""
-        result = np.array(self.gram, np.float64)
-        mean = result.diagonal().mean()
-        result[np.diag_indices_from(result)] += DAMP * mean if mean > 0 else 1.0
-        return result
-
-    @property
     def importance(self) -> np.ndarray:
         """Of each column, float64 [K]: the (damped) sum of squares that an error of its weight is multiplied by."""
-        return self.damped.diagonal()
+        diagonal = self.gram.diagonal().astype(np.float64)
+        mean = diagonal.mean()
+        return diagonal + (DAMP * mean if mean > 0 else 1.0)
+
+    @property
+    def damped(self) -> np.ndarray:
+        """float64 [K, K]: the Gram matrix with a diagonal that is nowhere 0, so that it has an inverse. Made anew each time: it is large."""
+        result = np.array(self.gram, np.float64)
+        np.fill_diagonal(result, self.importance)
+        return result
 
     @cached_property
     def inverse_diagonal(self) -> np.ndarray:

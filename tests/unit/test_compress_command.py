@@ -222,6 +222,7 @@ def test_a_machine_refuses_what_it_does_not_decode(options, message, tmp_path, c
     compress(capsys, path, "--rounding", "nearest", *options)
     for arguments in (["estimate", path, "nano"], ["cosim", path], ["rtl", "nano", "--model", path, "-o", tmp_path / "rtl"], ["compare", path, "--machine", "nano"]):
         assert message in refused(capsys, *arguments)
+    assert "kernel" in refused(capsys, "kernels", "generate", path, "-o", tmp_path / "k.py")
     assert cli.main(["models", "show", str(path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["weight_bytes"] == load_packed(path).model.required_bytes
     assert cli.main(["generate", str(path), "--prompt", "the cat", "--tokens", "2"]) == 0

@@ -116,6 +116,19 @@ def test_rows_of_zeros_constants_and_tiny_weights():
         assert (np.abs(nearest.dequantised() - weight)[1:3] <= 1.5 * nearest.row_scale[1:3, None]).all()
 
 
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("shape", [(1, 96), (3, 7), (1, 1), (5, 33)])
+def test_small_matrices(bits, shape):
+    rng = np.random.default_rng([SEED, bits, *shape])
+    weight, inputs = matrix(rng, *shape), correlated(rng, shape[1])
+    linear = compensate(weight, inputs, bits, 32)
+    assert linear.shape == shape and np.array_equal(linear.int8(), decoded_by_hand(linear)) and np.array_equal(linear.int8(), weight_grid(linear, "w"))
+    assert np.abs(linear.dequantised() - weight).max() < 2.5 * np.abs(weight).max()
+    if shape == (1, 96):
+        kept, pruned = prune(weight, inputs, uniform_counts(shape, 4), 1, "sparsegpt")
+        assert kept.sum() == 24 and compensate(weight, inputs, bits, 32, kept=kept, pruned=pruned).kept.sum() == 24
+
+
 # Bytes.
 
 

@@ -6,11 +6,12 @@ from float_families import FAMILIES, SIZES, family
 
 from headrace.models.compress.scaling import awq_scale, fold_in, folds, smooth_scale
 from headrace.models.compress.statistics import InputStatistics
+from headrace.models.errors import UserError
 from headrace.models.decoder import DecoderConfig
 from headrace.models.model import Model
 from headrace.models.registry import load_model
 from headrace.models.scheme import load_scheme
-from headrace.sim.calibrate import Method, _scaled, collect, input_of
+from headrace.sim.calibrate import Method, _scaled, calibrated, collect, input_of
 from headrace.sim.float_model import FloatExecutor
 
 SEED = 20261130
@@ -100,6 +101,23 @@ def test_channels_that_calibration_saw_nothing_in_keep_their_size(scaling):
             scale = awq_scale(model.weights, fold, inputs, bits, 32) if scaling == "awq" else smooth_scale(model.weights, fold, inputs)
             dead = fold.gathered(inputs.absmax) == 0
             assert dead.any() and (scale[dead] == 1).all() and scale.dtype == np.float32 and (scale > 0).all()
+
+
+def test_weights_and_inputs_that_are_no_numbers_are_refused():
+    model, tokens = family("llama"), texts(family("llama"))
+    statistics = collect(model, tokens)
+    for name in ("layers.1.up", "embedding", "layers.0.attn_norm"):
+        spoilt = Model(config=model.config, weights=model.weights | {name: model.weights[name].copy()})
+        spoilt.weights[name][(0,) * spoilt.weights[name].ndim] = np.nan
+        for scaling in ("none", "awq"):
+            with pytest.raises(UserError, match=f"model llama: tensor {name} holds a NaN or an infinity"):
+                calibrated(spoilt, load_scheme("w4a8kv8"), Method(scaling=scaling), dict(statistics))
+    large = Model(config=model.config, weights=model.weights | {"layers.0.mlp_norm": np.full(32, 1e30, np.float32)})
+    with pytest.raises(UserError, match=r"model llama: the inputs of layers.0.gate leave the range of float32 on the calibration texts"):
+        collect(large, tokens)
+    for method in (Method(), Method(rounding="fitted"), Method(rounding="nearest", scaling="awq")):
+        with pytest.raises(UserError, match="need calibration texts"):
+            calibrated(model, load_scheme("w4a8kv8"), method, None)
 
 
 def test_smoothquant_is_its_formula():

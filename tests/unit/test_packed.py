@@ -298,6 +298,8 @@ def test_linears_that_a_model_lacks_are_refused():
     lacking = validate(Scheme, {"name": "x", "weight_bits": 4, "tensor_bits": {"layers.2.q": 8}}, source="x")
     with pytest.raises(UserError, match="scheme x: tensor_bits.layers.2.q: model llama has no such linear; its layers are 0 to 1"):
         calibrated(family("llama"), lacking, Method(rounding="nearest"), None)
+    with pytest.raises(UserError, match="tensor_bits.layers.2.q: model llama has no such linear"):
+        weight_bytes(family("llama").config, lacking)
     with pytest.raises(ValueError, match="not a linear of a layer"):
         Scheme(name="x", weight_bits=4, tensor_bits={"layer.0.q": 4})
     assert DecoderConfig(name="x", **SIZES).layers == 2

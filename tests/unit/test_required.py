@@ -7,7 +7,7 @@ from headrace.hw.machine import load_machine
 from headrace.mapping.required import required_bytes, required_bytes_by_op, required_prefill_bytes
 from headrace.mapping.stream import pack_stream
 from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
-from headrace.models.scheme import load_scheme
+from headrace.models.scheme import load_scheme, matrix_bytes
 
 ODD = DecoderConfig(name="odd", vocab=1003, width=80, layers=3, heads=6, kv_heads=2, head_dim=32, ffn=208, tie_embeddings=True)
 
@@ -61,3 +61,11 @@ def test_smollm2_step_is_the_design_figure():
     total = int(required_bytes(config, scheme, 0))
     rows = config.layers * sum(config.linear_shape(name)[0] for name in LINEAR_NAMES) + config.vocab
     assert total == codes + 4 * rows + by_op["embedding"]
+
+
+def test_widths_of_single_tensors_count():
+    scheme = load_scheme("w4a8kv8", ["tensor_bits={layers.1.q: 8, layers.2.q: 2, layers.0.down: 3}"])
+    plain, found = (required_bytes_by_op(ODD, one, 1) for one in (load_scheme("w4a8kv8"), scheme))
+    assert {name for name in found if found[name] != plain[name]} == {"q", "down"}
+    q = [matrix_bytes(192, 80, bits) for bits in (4, 8, 2)]
+    assert found["q"] == sum(q) and found["down"] == 2 * matrix_bytes(80, 208, 4) + matrix_bytes(80, 208, 3)
