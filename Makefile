@@ -12,7 +12,7 @@ ARGS   ?=
 # Never a system Yosys that happens to be on PATH.
 export AMARANTH_USE_YOSYS := builtin
 
-.PHONY: demo test test-kernels nightly lint clean tools
+.PHONY: demo test test-kernels nightly nightly-kernels lint clean tools
 
 demo: $(VENV)/.installed
 	$(BIN)/headrace demo $(ARGS)
@@ -20,12 +20,15 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "not nightly and not gpu" $(XDIST) $(ARGS)
 
-# Kernels run in Triton's interpreter on CPU tensors.
+# What needs torch: kernels in Triton's interpreter on CPU tensors, exports of modules, decoders against their published classes.
 test-kernels: $(VENV)/.installed-gpu
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "gpu and not nightly" $(ARGS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "gpu and not nightly" $(XDIST) $(ARGS)
 
 nightly: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m "nightly and not gpu" $(ARGS) || [ $$? -eq 5 ]
+
+nightly-kernels: $(VENV)/.installed-gpu
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -m "nightly and gpu" $(ARGS) || [ $$? -eq 5 ]
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -21,7 +21,10 @@ def reference():
     return hf_reference
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("qwen2", "gpt2", "opt", "gemma3")
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.nightly) for name in CASES if name not in QUICK)])
 def test_logits_equal_the_published_class(tmp_path, reference, name):
     model = reference.build(name)
     expected = reference.logits_of(model)

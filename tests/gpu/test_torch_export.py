@@ -138,7 +138,10 @@ def pytorch_macs(module: nn.Module, given: tuple[torch.Tensor, ...]) -> int:
     return counter.get_total_flops() // 2
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("llama", "gpt2", "bert")
+
+
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.nightly) for name in CASES if name not in QUICK)])
 def test_a_model_of_transformers(name):
     make, example, other, shapes = CASES[name]
     module = seeded(make)
@@ -153,6 +156,7 @@ def test_a_model_of_transformers(name):
     assert used["linear"] + used["addmm"] >= LAYERS and (name == "mamba" or used["scaled_dot_product_attention"] >= LAYERS)  # not taken apart
 
 
+@pytest.mark.nightly
 def test_mixture_of_experts():
     """Two of four experts for each token; PyTorch's counter does not see the grouped product, so its share is a formula."""
     module = seeded(lambda: decoder("Mixtral", num_local_experts=4, num_experts_per_tok=2))
