@@ -89,12 +89,24 @@ class Work:
         """What machines of version 1 lack for any of its passes."""
         return tuple(dict.fromkeys(text for part in self.decode_passes for text in part.graph.missing))
 
+    def _exit_bytes(self, scheme: Scheme | None, at: Lengths):
+        """With early exits: caches and states by the share of tokens that reaches them; weights down to the deepest exit of the batch, whose
+        distribution is that of the largest of `batch` independent draws."""
+        total, before = 0.0, 0.0
+        for part in self.decode_passes:
+            reached = min(1.0, before + part.share)
+            deepest = reached**self.batch - before**self.batch
+            weights = sum(op.weight_bytes(scheme, at) for op in part.graph.operators)
+            total = total + deepest * weights + part.share * (part.graph.required_bytes(scheme, at) - weights)
+            before = reached
+        return total
+
     def decode_bytes(self, scheme: Scheme | None, context) -> np.ndarray:
         """Required bytes of a decode step of the batch at `context`: weights once, for all positions of a verification too. scheme None: of a
         model in 16 bits."""
         if self.draft is None:
             at = Lengths(context=context, sequences=self.batch)
-            return _like(context, sum(part.share * part.graph.required_bytes(scheme, at) for part in self.decode_passes))
+            return _like(context, self._exit_bytes(scheme, at) if self.exits else self.graph.required_bytes(scheme, at))
         draft, width = self.draft, self.draft.proposed + 1
         total = 0.0
         for j in range(draft.proposed):
@@ -307,7 +319,7 @@ TRANSFORMS: dict[str, type[Transform]] = {
 }  # fmt: skip
 
 
-ONCE = ("batch", "kv-quantisation", "sparse-attention", "token-pruning", "early-exit", "speculative", "chunked-prefill")
+ONCE = ("batch", "state-space", "kv-quantisation", "sparse-attention", "token-pruning", "early-exit", "speculative", "chunked-prefill")
 """A second one would put the first out of use."""
 
 

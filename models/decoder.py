@@ -116,8 +116,10 @@ class DecoderConfig:
         if type(self.position_offset) is not int or not 0 <= self.position_offset <= 16:
             raise refuse("position_offset", "an integer from 0 to 16")
         layers = self.window_layers
-        if not isinstance(layers, tuple) or any(type(layer) is not int or not 0 <= layer < self.layers for layer in layers):
+        if not isinstance(layers, tuple) or len(layers) > self.layers or any(type(layer) is not int or not 0 <= layer < self.layers for layer in layers):
             raise refuse("window_layers", f"a list of layers from 0 to {self.layers - 1}")
+        if len(set(layers)) < len(layers):
+            raise refuse("window_layers", "each layer at most once")
         if bool(layers) != (self.window is not None):
             raise refuse("window", "a number where window_layers names a layer, else null")
         if self.window is not None and (type(self.window) is not int or not 1 <= self.window <= SIZE_LIMITS["max_positions"]):

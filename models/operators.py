@@ -284,7 +284,7 @@ class OperatorGraph:
             found.append("bidirectional attention")
         found += [text for text in self.added if text not in found]
         if not found and self.architecture != "LlamaForCausalLM":
-            found.append(f"an importer of {self.architecture}")
+            found.append(f"a schedule of {self.architecture}: its compiler lays out plain Llama layers alone")
         return tuple(found)
 
 

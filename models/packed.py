@@ -20,7 +20,7 @@ from headrace.models.configfile import StrictModel, validate
 from headrace.models.errors import UserError
 from headrace.models.decoder import DecoderConfig
 from headrace.models.quantise import (
-    MAX_W8, QuantisedLinear, QuantisedModel, block_counts, check_contract_bits, rope_tables, stored_groups, window_rope_tables,
+    MAX_W8, QuantisedLinear, QuantisedModel, block_counts, check_compressible, check_contract_bits, rope_tables, stored_groups, window_rope_tables,
 )
 from headrace.models.formats.safetensors_file import DTYPES, StoredTensor, open_safetensors, parse_object, read_metadata, save_safetensors
 from headrace.models.scheme import BLOCK, GROUP_SHIFT, KEPT_COUNTS, Scheme
@@ -106,13 +106,17 @@ def read_packed_config(path: str | Path) -> tuple[DecoderConfig, Scheme, Made]:
     if not isinstance(sizes["name"], str) or not 1 <= len(sizes["name"]) <= 200:
         raise UserError(f"{path}: config.name = {str(sizes['name'])[:60]!r}; allowed is a text of 1 to 200 characters")
     scheme = validate(Scheme, section("scheme"), source=f"{path}: scheme")
-    check_contract_bits(scheme, f"{path}: scheme")
     try:
         config = DecoderConfig(**sizes)
     except UserError as error:
         raise UserError(f"{path}: config: {error}") from None
     except TypeError:  # an object or a list where a name is looked up
         raise UserError(f"{path}: config: a field holds a list or an object; allowed are those of `headrace compress`") from None
+    check_contract_bits(scheme, f"{path}: scheme")
+    try:
+        check_compressible(config, scheme)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
     return config, scheme, validate(Made, section("made"), source=f"{path}: made")
 
 

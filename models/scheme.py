@@ -57,7 +57,7 @@ class StaticMask(StrictModel):
     @model_validator(mode="after")
     def _check(self):
         if (self.window is None) == (self.block is None):
-            raise ValueError("one of window and block must be given, not both.")
+            raise ValueError("one of window and block must be given, and not both.")
         if self.stride is not None and self.window is None:
             raise ValueError("stride goes with window.")
         if self.blocks > 1 and self.block is None:
@@ -97,6 +97,13 @@ class Scheme(StrictModel):
                 raise ValueError(f"{name!r} is not a linear; allowed: {', '.join(LINEAR_NAMES)}")
         return value
 
+    @field_validator("name")
+    @classmethod
+    def _printable(cls, value: str) -> str:
+        if not value or not value.isprintable() or len(value) > 1000:
+            raise ValueError("allowed is a name of 1 to 1000 printable characters")
+        return value
+
     @field_validator("tensor_bits")
     @classmethod
     def _known_tensors(cls, value: dict[str, int]) -> dict[str, int]:
@@ -120,8 +127,12 @@ class Scheme(StrictModel):
 
 
 def load_scheme(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Scheme:
-    """Scheme of configs/schemes by name, or from a file; `overrides` are `path=value`."""
-    return load_config(Scheme, "schemes", name_or_path, overrides)
+    """Scheme of configs/schemes by name, or from a file; `overrides` are `path=value`, and its name says so."""
+    overrides = [override.strip() for override in overrides]
+    scheme = load_config(Scheme, "schemes", name_or_path, overrides)
+    if not overrides or any(override.startswith("name=") for override in overrides):
+        return scheme
+    return scheme.model_copy(update={"name": f"{scheme.name}+{','.join(overrides)}"})
 
 
 def matrix_bytes(rows: int, columns: int, bits: int, group: int = 32) -> int:

@@ -129,10 +129,10 @@ def sparse_attention(graph: OperatorGraph, mask: Mask) -> OperatorGraph:
             own = op.mask
             if own.dense:
                 op = replace(op, mask=mask)
-            elif mask.window is not None and own.block is None:
-                op = replace(op, mask=replace(mask, window=min(mask.window, own.window)))
+            elif mask.window is not None and own.block is None and mask.stride is None and not mask.sinks:
+                op = replace(op, mask=replace(own, window=min(mask.window, own.window)))
             else:
-                raise _refuse(graph, "mask", mask, "a window, where the model has one")
+                raise _refuse(graph, "mask", mask, "a window alone where the model has one, which hides sinks and strides")
         found.append(op)
     return graph.with_operators(found)
 

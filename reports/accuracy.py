@@ -45,7 +45,7 @@ def _plot(path: Path, model: str, rows: Sequence[Mapping]) -> None:
     series: dict[str, list[Mapping]] = {}
     for row in rows:
         if row["rounding"] == "float":
-            axes.axhline(math.exp(row["log_perplexity"]), color="0.5", linestyle=":", label="float")
+            axes.axhline(math.exp(row["log_perplexity"]), color="0.5", linestyle=":", label="float32, the file's weights")
         else:
             series.setdefault(_series(row), []).append(row)
     for name, points in series.items():

@@ -14,7 +14,7 @@ from headrace.mapping.sweep import write_atomically
 from headrace.models.compress.statistics import InputStatistics
 from headrace.models.configfile import config_sha256, validate
 from headrace.models.errors import UserError
-from headrace.models.decoder import DTYPE_BYTES
+from headrace.models.decoder import DTYPE_BYTES, DecoderConfig
 from headrace.models.model import Model
 from headrace.models.quantise import QuantisedModel
 from headrace.models.formats.safetensors_file import read_json
@@ -22,7 +22,7 @@ from headrace.models.scheme import Scheme
 from headrace.sim.calibrate import Method, calibrated
 from headrace.sim.float_model import FloatExecutor
 from headrace.sim.golden import GoldenExecutor
-from headrace.sim.perplexity import perplexity
+from headrace.sim.perplexity import MAX_LOG_PERPLEXITY, perplexity
 from headrace.sim.session import Executor
 
 RESULTS = "accuracy.json"
@@ -62,11 +62,12 @@ class Way:
     def label(self) -> str:
         """In a few words, for progress and plots."""
         if self.rounding == "float":
-            return "float"
+            return "float32, the file's weights"
         width = f"{self.bits} bits" if self.bytes_per_weight is None else f"{self.bytes_per_weight:g} B/weight"
         sparse = "" if self.keep == 16 else f", {'mean ' if self.mixed else ''}{self.keep}:16 {self.pruning}, index of {self.index_share}"
         scaling = "" if self.scaling == "none" else f", {self.scaling}"
-        return f"{width}, groups of {self.group}{sparse}, {self.rounding}{scaling}" + ("" if self.kv_bits == 8 else f", KV {self.kv_bits}")
+        groups = "" if self.bits == 8 and self.keep == 16 and self.bytes_per_weight is None else f", groups of {self.group}"
+        return f"{width}{groups}{sparse}, {self.rounding}{scaling}" + ("" if self.kv_bits == 8 else f", KV {self.kv_bits}")
 
 
 def way_of(row: Mapping) -> Way:
@@ -99,9 +100,7 @@ def run_ways(
     """
     path = folder / RESULTS
     sha = config_sha256(identity)
-    rows = _kept(path, sha, texts) if resume else []
-    if not resume and path.exists():
-        raise UserError(f"{path}: exists; give --resume to go on with it, or another -o")
+    rows = kept_rows(folder, identity, texts, resume)
     known = {json.dumps({name: row[name] for name in asdict(Way())}, sort_keys=True) for row in rows}
     found: Mapping[str, InputStatistics] | None = None
     made: tuple[Way, QuantisedModel] | None = None
@@ -121,37 +120,40 @@ def run_ways(
             compressed = replace(made[1], scheme=made[1].scheme.model_copy(update={"kv_bits": way.kv_bits}))
             executor, size = GoldenExecutor(compressed), compressed.required_bytes
         rows.append(row_of(way, size, model.config.parameters, score(executor, texts, advance)))
-        write_atomically(path, json.dumps({"model": model.config.name, "identity_sha256": sha, "rows": rows}, indent=1) + "\n")
+        write_atomically(path, json.dumps({"model": model.config.name, "sizes_sha256": config_sha256(model.config.to_dict()), "identity_sha256": sha, "rows": rows}, indent=1) + "\n")
     order = {json.dumps(asdict(way), sort_keys=True): number for number, way in enumerate(ways)}
     keyed = [(order.get(json.dumps({name: row[name] for name in asdict(Way())}, sort_keys=True)), row) for row in rows]
     return [row for number, row in sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0])]
 
 
-def read_rows(folder: Path, model: str) -> list[dict]:
-    """Rows of a finished `headrace accuracy` of this model. Raises UserError naming the file."""
+def read_rows(folder: Path, config: DecoderConfig) -> list[dict]:
+    """Rows of a finished `headrace accuracy` of the model of these sizes. Raises UserError naming the file."""
     path = folder / RESULTS
     document = read_json(path)
-    if document.get("model") != model:
-        raise UserError(f"{path}: is of model {str(document.get('model'))[:60]}; allowed is {model}")
+    if document.get("model") != config.name or document.get("sizes_sha256") != config_sha256(config.to_dict()):
+        raise UserError(f"{path}: is of model {str(document.get('model'))[:60]} of other sizes or another name; allowed is {config.name}")
     return _checked_rows(path, document)
 
 
-def best_row(rows: Sequence[Mapping], scheme: Scheme | None) -> Mapping | None:
-    """Of the rows with a scheme's bits, group, sparsity and cache the one with the least perplexity (None: the float model); None without one.
+def row_of_scheme(rows: Sequence[Mapping], scheme: Scheme | None, rounding: str, scaling: str, pruning: str | None) -> Mapping | None:
+    """The row of a scheme's bits, group, sparsity and cache, made in this way (scheme None: the float model); None without one.
 
-    A scheme whose linears have several widths, or with a mask, has no row.
+    A scheme whose linears have several widths, with a mask or other activations, has no row.
     """
     if scheme is None:
         fitting = [row for row in rows if row["rounding"] == "float"]
-    elif scheme.linear_bits or scheme.tensor_bits or scheme.attention is not None:
+    elif scheme.linear_bits or scheme.tensor_bits or scheme.attention is not None or scheme.activation_bits != 8:
         return None
     else:
         sparsity = scheme.sparsity
         keep, share = (16, 2) if sparsity is None or sparsity.n == 16 else (sparsity.n, sparsity.index_share)
         group = 32 if scheme.weight_bits == 8 and keep == 16 else scheme.group
-        wanted = {"bits": scheme.weight_bits, "group": group, "keep": keep, "index_share": share, "kv_bits": scheme.kv_bits, "bytes_per_weight": None}
-        fitting = [row for row in rows if row["rounding"] != "float" and all(row[name] == value for name, value in wanted.items())]
-    return min(fitting, key=lambda row: row["log_perplexity"], default=None)
+        wanted = {
+            "bits": scheme.weight_bits, "group": group, "keep": keep, "index_share": share, "kv_bits": scheme.kv_bits, "bytes_per_weight": None,
+            "rounding": rounding, "scaling": scaling,
+        } | ({} if keep == 16 else {"pruning": pruning})
+        fitting = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _compressed(model: Model, way: Way, base: Scheme, statistics, losses) -> QuantisedModel:
@@ -163,12 +165,15 @@ def _compressed(model: Model, way: Way, base: Scheme, statistics, losses) -> Qua
     return calibrated(model, scheme, way.method, statistics)
 
 
-def _kept(path: Path, sha: str, texts: Mapping[str, object]) -> list[dict]:
-    """Rows of an earlier run; UserError where it was of another model, scheme, calibration or texts."""
+def kept_rows(folder: Path, identity: object, texts: Mapping[str, object], resume: bool) -> list[dict]:
+    """Rows of an earlier run in this folder; UserError where one is not to be resumed, or was of another model, scheme, calibration or texts."""
+    path = folder / RESULTS
+    if not resume and path.exists():
+        raise UserError(f"{path}: exists; give --resume to go on with it, or another -o")
     if not path.is_file():
         return []
     document = read_json(path)
-    if document.get("identity_sha256") != sha:
+    if document.get("identity_sha256") != config_sha256(identity):
         raise UserError(f"{path}: is of another model, scheme, calibration or texts; give another -o")
     return _checked_rows(path, document, texts)
 
@@ -189,7 +194,8 @@ def _is_row(row: dict, texts: Mapping[str, object] | None) -> bool:
     if row.keys() != {*asdict(Way()), "weight_bytes", "bytes_of_weight", "perplexity", "log_perplexity"}:
         return False
     scores = row["perplexity"]
-    return (
+    return bool(
         isinstance(scores, dict) and list(scores) == list(scores if texts is None else texts) and all(map(positive, [row["weight_bytes"], row["bytes_of_weight"], *scores.values()]))
-        and isinstance(row["log_perplexity"], float) and math.isfinite(row["log_perplexity"])
+        and scores and isinstance(row["log_perplexity"], float) and 0 <= row["log_perplexity"] < MAX_LOG_PERPLEXITY
+        and all(isinstance(row[name], str) for name in ("rounding", "scaling", "pruning"))
     )

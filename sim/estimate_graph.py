@@ -96,8 +96,7 @@ def _notes(work: Work, document: dict) -> list[str]:
     notes = list(work.graph.notes)
     if document["missing"]:
         notes.append(f"no machine of version 1 can run this: it lacks {', '.join(document['missing'])}; this is an estimate of the graph")
-    else:
-        notes.append("limits of the machine's buffers and stripes are not checked here")
+    notes.append("limits of the machine's buffers and stripes are not checked here")
     if work.graph.encoder:
         notes.append("an encoder: one pass over the prompt, layer by layer, no decode; the machine reads a layer's weights for each position")
     if work.batch > 1:

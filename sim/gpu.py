@@ -223,6 +223,10 @@ def rows_of_steps(
     gpu = choice.gpu
     wide_ops = gpu.fp16_flops_per_s
     narrow_ops = max(wide_ops or 0.0, gpu.int8_ops_per_s or 0.0) or None
+    if scheme.name == "fp16":
+        raise UserError("scheme fp16: has the name of the uncompressed rows; allowed is another")
+    if scheme.attention is not None:
+        raise UserError(f"scheme {scheme.name}: attention: GPU bounds read every key; cost a mask with --transform sparse-attention")
     variants = {"fp16": (half, wide_ops), scheme.name: (packed, narrow_ops)}
     if held[1] > gpu.memory_bytes:
         raise UserError(

@@ -83,7 +83,7 @@ def command(
     from headrace.models.registry import load_model
     from headrace.models.scheme import load_scheme
     from headrace.reports.accuracy import write_curve
-    from headrace.sim.accuracy import Way, run_ways, way_of
+    from headrace.sim.accuracy import Way, kept_rows, run_ways, way_of
     from headrace.sim.calibrate import check_scheme, collect
     from headrace.sim.calibration_text import weights_sha256
     from headrace.sim.perplexity import check_length
@@ -117,15 +117,16 @@ def command(
     calibrates = any(way.calibrates for way in ways)
     if files and not calibrates:
         raise UserError(f"--calibrate {files[0]}: none of these compressions reads texts; leave it out")
+    identity = [
+        loaded.config.to_dict(), weights_sha256(loaded), base, {name: hashlib.sha256(text.encode()).hexdigest() for name, text in scored.items()},
+        [hashlib.sha256(read_text(path, "--calibrate").encode()).hexdigest() for path in files], texts, length, seed,
+    ]  # fmt: skip
+    kept_rows(folder, identity, encoded, resume)  # a mistake is told before long work
     tokens = calibration_tokens(loaded, files, texts, length, seed) if calibrates else None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"-o {folder}: cannot be made: {error.strerror}") from None
-    identity = [
-        loaded.config.to_dict(), weights_sha256(loaded), base, {name: hashlib.sha256(text.encode()).hexdigest() for name, text in scored.items()},
-        [hashlib.sha256(read_text(path, "--calibrate").encode()).hexdigest() for path in files], texts, length, seed,
-    ]  # fmt: skip
     with progress(f"{len(ways)} compressions of {loaded.config.name}", total=len(ways) * sum(map(len, encoded.values()))) as advance:
 
         @cache
@@ -153,7 +154,7 @@ def command(
     print_table(
         ["compression", "bytes/weight", "log perplexity", *encoded],
         [[way_of(row).label, row["bytes_of_weight"], row["log_perplexity"], *row["perplexity"].values()] for row in rows],
-        title=f"{loaded.config.name} (simulated: golden executor)",
+        title=f"{loaded.config.name}: golden executor (simulated); the float row in float32",
     )
     click.echo(f"{document['csv']}\n{document['plot']}")
 

@@ -20,7 +20,7 @@ from headrace.output import emit_json, print_table
 @click.option("--decode", type=click.IntRange(min=1), default=128, show_default=True, metavar="N", help="Decode steps after it.")
 @click.option("--batch", type=click.IntRange(1, 4096), default=1, show_default=True, metavar="B", help="Sequences.")
 @click.option("--transform", "transforms", metavar="NAME:KEY=VALUE,...", multiple=True, help="Change the workload, as `estimate --transform` does; may be repeated.")
-@click.option("--accuracy", "accuracy_folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Results of `headrace accuracy` of this model: adds each row's perplexity.")
+@click.option("--accuracy", "accuracy_folder", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Results of `headrace accuracy` of this model: adds the perplexity of each row's scheme, compressed as MODEL is.")
 @common_options
 def command(
     model: str, machines: tuple[str, ...], gpus: tuple[str, ...], scheme_name: str | None, prefill: int, decode: int, batch: int,
@@ -40,6 +40,8 @@ def command(
 
     if not machines and not gpus:
         raise UserError("compare: nothing to compare; give --machine M or --gpu G[/STACK], or several of them")
+    if accuracy_folder is not None and transforms:
+        raise UserError(f"--transform {transforms[0]}: what it does to accuracy is not known; leave it or --accuracy out")
     groups = split_overrides(overrides)
     for name in ("machine", "board"):
         if groups[name] and not machines:
@@ -53,23 +55,34 @@ def command(
         work, applied = apply_transforms(load_graph(model), transforms, batch)
         document, used = compare_graph(work, applied, list(machines), choices, scheme_name, model=model, **how)
     if accuracy_folder is not None:
-        _add_accuracy(document, accuracy_folder, {item.name: item for item in used if isinstance(item, Scheme)})
+        _add_accuracy(document, model, accuracy_folder, {item.name: item for item in used if isinstance(item, Scheme)})
     if as_json:
         emit_json(document, used, seed)
     else:
         _print(document)
 
 
-def _add_accuracy(document: dict, folder: Path, schemes: dict) -> None:
-    """Of each row of this model: "perplexity" (geometric mean over the texts; of the best method at its scheme) and "accuracy" (that method)."""
-    from headrace.sim.accuracy import best_row, read_rows, way_of
+def _add_accuracy(document: dict, model: str, folder: Path, schemes: dict) -> None:
+    """Of each row of this model: "perplexity" (geometric mean over the texts of `headrace accuracy`) and "accuracy" (how it was compressed).
+
+    A packed file has the row of its own method. Other models are rounded to the nearest codes; where a file's own codes pass through
+    instead, no row stands for them.
+    """
+    from headrace.models.packed import is_packed, read_packed_config
+    from headrace.models.registry import load_model, model_config
+    from headrace.sim.accuracy import read_rows, row_of_scheme, way_of
     from headrace.sim.gpu import FLOAT_DTYPES
 
-    rows = read_rows(folder, document["model"])
+    rows = read_rows(folder, model_config(model))
+    made = read_packed_config(model)[2] if is_packed(model) else None
+    own_codes = made is None and bool(load_model(model).codes)
+    method = ("nearest", "none", None) if made is None else (made.rounding, made.scaling, made.pruning)
     for row in document["rows"]:
         scheme = schemes.get(row["dtype"])
         known = row["model"] == document["model"] and (scheme is not None or row["dtype"] in FLOAT_DTYPES)
-        found = best_row(rows, scheme) if known else None
+        if scheme is not None and own_codes and scheme.weight_bits == 4 and scheme.group == 32:
+            known = False
+        found = row_of_scheme(rows, scheme, *method) if known else None
         row["perplexity"] = math.exp(found["log_perplexity"]) if found else None
         row["accuracy"] = way_of(found).label if found else None
 
@@ -83,6 +96,7 @@ def _print(document: dict) -> None:
     ]
     columns += scored
     title = f"decode of {document['model']}: prefill {document['prefill']}, {document['decode']} steps, batch {document['batch']}"
+    title += "".join(f", {_transform(item)}" for item in document.get("transforms", ()))
     print_table(columns, rows, title=title)
     for row in document["rows"]:
         if row["note"] and (row["kind"] == "estimated" or row["limit"] == "compute"):
@@ -94,6 +108,11 @@ def _print(document: dict) -> None:
         if measured:
             line += f"; measured below its J/token from batch {measured['batch']} ({measured['stack']}, {measured['energy_j_per_token']:g} J)"
         click.echo(line)
+
+
+def _transform(item: dict) -> str:
+    values = ", ".join(f"{key} {value}" for key, value in item.items() if key != "name" and value is not None)
+    return item["name"] + (f" ({values})" if values else "")
 
 
 def _energy(row: dict) -> str | None:

@@ -137,7 +137,7 @@ def _print(document: dict) -> None:
     memory = document["memory"]
     fits = "fits" if memory["fits"] else f"does NOT fit: {memory['image_bytes']:,} bytes of {memory['available_bytes']:,} that the ports reach"
     state = f", state {memory['state_bytes']} bytes a sequence" if memory.get("state_bytes") else ""
-    click.echo(f"\nweights {memory['weight_bytes'] / 1e6:.4g} MB, image {memory['image_bytes'] / 1e6:.4g} MB "
+    click.echo(f"\nweights {_size(memory['weight_bytes'])}, image {_size(memory['image_bytes'])} "
                f"({fits}), KV {memory['kv_bytes_per_token']} bytes a token{state}")  # fmt: skip
     for row in document["board"]["checks"]:
         if row["ok"] is False:
@@ -160,3 +160,7 @@ def _print(document: dict) -> None:
                        f"a decode step waits up to {found['longest_wait_of_a_step_s']:.4g} s")  # fmt: skip
     if document.get("note"):
         click.echo(f"\n{document['note']}")
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.4g} GB" if count >= 1e9 else f"{count / 1e6:.4g} MB"

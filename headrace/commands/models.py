@@ -95,7 +95,7 @@ def show_command(
         emit_json(document, {"sizes": document["sizes"], "scheme": description.model_dump()}, seed)
         return
     sizes = document.pop("sizes")
-    print_table(["field", "value"], [*document.items(), *((f"sizes.{name}", value) for name, value in sizes.items())])
+    print_table(["field", "value"], [*document.items(), *((f"sizes.{name}", _short(value)) for name, value in sizes.items())])
 
 
 def _plain_llama(model: str, scheme: Scheme) -> dict[str, object]:
@@ -143,3 +143,8 @@ def _described(model: str, scheme: Scheme) -> dict[str, object] | None:
         "kv_bytes_per_token": counted.kv.bytes_per_token(scheme.kv_bits) if counted.kv else None,
         "sizes": described.fields.model_dump(),
     }
+
+
+def _short(value: object) -> object:
+    """A long list by its length; --json has it whole."""
+    return f"{len(value)} values" if isinstance(value, (list, tuple)) and len(value) > 16 else value

@@ -41,7 +41,8 @@ def command(
         }
         emit_json(document, [config.to_dict(), session.scheme], seed)
         return
-    click.echo(f"perplexity {result.perplexity:.4f} over {result.scored_tokens} scored tokens of {result.tokens} ({backend})")
+    under = session.scheme.name if session.scheme else "the file's weights"
+    click.echo(f"perplexity {result.perplexity:.4f} over {result.scored_tokens} scored tokens of {result.tokens} ({backend}, {under})")
 
 
 def read_text(path: Path, option: str = "--text") -> str:

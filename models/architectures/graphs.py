@@ -34,6 +34,8 @@ def read_graph(path: str | Path) -> OperatorGraph:
 def load_graph(name_or_path: str | Path) -> OperatorGraph:
     """Of a name of configs/models or a GGUF file, or of a config.json, its folder or the file."""
     path = model_path(name_or_path)
+    if path is not None and path.suffix.lower() == ".tgraph":
+        raise UserError(f"{path}: is a tensor graph, which `models show` alone counts; allowed here is a model with a config.json, a GGUF file or a name")
     if path is not None and (path.is_dir() or path.suffix.lower() == ".json"):
         return read_graph(path)
     return graph_of_config(model_config(name_or_path))

@@ -96,6 +96,8 @@ def _rope(fields: ConfigFields, head_dim: int, theta: float = 10000.0) -> _Rope:
     """RoPE's theta and divisors: newer exporters put both into rope_parameters, older ones into rope_theta and rope_scaling."""
     fields.only("partial_rotary_factor", 1.0)
     newer = fields.get("rope_parameters", {})
+    if newer and fields.get("rope_scaling", {}):
+        raise fields.refuse("rope_scaling", fields.get("rope_scaling", {}), "none beside rope_parameters")
     if newer:
         return _rope_of(fields, "rope_parameters", newer, head_dim, fields.get("rope_theta", theta))
     # `rope_theta: null` is no theta, and is refused with the other values that are none.
@@ -179,7 +181,8 @@ def _mistral(fields: ConfigFields) -> dict[str, object]:
 def _qwen(fields: ConfigFields, result: dict[str, object]) -> dict[str, object]:
     """The window of Qwen 2 and 3: off unless use_sliding_window, then in the layers from max_window_layers on."""
     fields.only("mlp_bias", False)
-    if not fields.boolean("use_sliding_window", False):
+    used = fields.boolean("use_sliding_window", False)
+    if not used or fields.document.get("sliding_window", 4096) is None:
         return result
     first = fields.integer("max_window_layers", 28)
     return result | _windowed(fields.integer("sliding_window", 4096), fields.layer_types(result["layers"], lambda layer: layer >= first))
@@ -236,7 +239,8 @@ def _gemma3(fields: ConfigFields) -> dict[str, object]:
         whole, local_theta = _rope(fields, per_head, 1_000_000.0), fields.number("rope_local_base_freq", 10_000.0)
     return result | _windowed(fields.integer("sliding_window", 4096), layers) | {
         "qk_norm": True, "rope_theta": whole.theta, "rope_divisors": whole.divisors, "window_rope_theta": local_theta,
-        "score_cap": fields.number("attn_logit_softcapping", None), "logit_cap": fields.number("final_logit_softcapping", None),
+        # The published class stores attn_logit_softcapping and does not use it.
+        "logit_cap": fields.number("final_logit_softcapping", None),
     }
 
 

@@ -159,7 +159,7 @@ def test_labels_and_plots_of_every_kind(tmp_path):
         Way(rounding="float"), Way(bits=4), Way(bits=3, keep=8, mixed=True, pruning="wanda", scaling="awq"), Way(bits=4, bytes_per_weight=0.5, group=64),
     ]
     assert [way.label for way in ways] == [
-        "float", "4 bits, groups of 32, gptq", "3 bits, groups of 32, mean 8:16 wanda, index of 2, gptq, awq", "0.5 B/weight, groups of 64, gptq",
+        "float32, the file's weights", "4 bits, groups of 32, gptq", "3 bits, groups of 32, mean 8:16 wanda, index of 2, gptq, awq", "0.5 B/weight, groups of 64, gptq",
     ]
     assert [way.calibrates for way in (*ways, Way(rounding="nearest"), Way(rounding="nearest", keep=8, pruning="magnitude"))] == [False, True, True, True, False, False]
     rows = [row_of(way, 100 + number, 100, {"a": 3.0}) for number, way in enumerate(ways)]

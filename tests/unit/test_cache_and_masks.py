@@ -155,9 +155,10 @@ def test_accuracy_takes_caches_and_compresses_once_for_both(text, tmp_path, caps
     assert "kv_bits" in (folder / "accuracy.csv").read_text().splitlines()[0]
     assert main([*command, "--resume"]) == 0 and len(calls) == 2
     assert json.loads(capsys.readouterr().out)["rows"] == rows
-    found = accuracy.best_row(rows, load_scheme("w8a8kv8", ["kv_bits=4"]))
-    assert found == rows[2] and accuracy.best_row(rows, load_scheme("w8a8kv8")) == rows[1]
-    assert accuracy.best_row(rows, load_scheme("w8a8kv8", ["attention={window: 64}"])) is None
+    way = ("nearest", "none", None)
+    found = accuracy.row_of_scheme(rows, load_scheme("w8a8kv8", ["kv_bits=4"]), *way)
+    assert found == rows[2] and accuracy.row_of_scheme(rows, load_scheme("w8a8kv8"), *way) == rows[1]
+    assert accuracy.row_of_scheme(rows, load_scheme("w8a8kv8", ["attention={window: 64}"]), *way) is None
     # The command's row is what `perplexity` gives.
     assert main(["perplexity", "embedded", "--text", str(text), "--json", "--scheme", "w8a8kv8", "--set", "scheme.kv_bits=4"]) == 0
     assert json.loads(capsys.readouterr().out)["perplexity"] == rows[2]["perplexity"]["text"]
