@@ -261,7 +261,7 @@ def test_tied_and_unused_parameters_count_once():
 def test_a_model_without_weights_is_counted(tied):
     """On the meta device: Llama-2-7B's sizes with two layers; the count of MACs is a formula, that of parameters PyTorch's."""
     width, ffn, vocab, length = 4096, 11008, 32000, 128
-    config = transformers.DecoderConfig(
+    config = transformers.LlamaConfig(
         vocab_size=vocab, hidden_size=width, intermediate_size=ffn, num_hidden_layers=2, num_attention_heads=32,
         num_key_value_heads=32, tie_word_embeddings=tied
     )
