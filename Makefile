@@ -5,8 +5,9 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11,$(she
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# Test files are dealt whole to two workers, so that the fixtures of a file (a built simulation) are made once.
-XDIST  ?= -n 2 --dist loadfile
+# Test files are dealt whole to two workers, so that the fixtures of a file (a built simulation) are made once; in their order, so that the
+# long ones (tests/cosim) do not come last.
+XDIST  ?= -n 2 --dist loadfile --no-loadscope-reorder
 ARGS   ?=
 
 # Never a system Yosys that happens to be on PATH.

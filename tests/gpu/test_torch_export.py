@@ -168,7 +168,7 @@ def test_mixture_of_experts():
         assert graph.macs_by_operator(dict(zip(("batch", "tokens"), given[0].shape)))["grouped_matmul"] == LAYERS * rows * 3 * WIDTH * FFN
 
 
-@pytest.mark.parametrize("name", tensor_graph_fixture.NAMES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.nightly if name == "operators" else ()) for name in tensor_graph_fixture.NAMES])
 def test_stored_graphs_are_those_of_a_fresh_export(name):
     module, graph, runs = tensor_graph_fixture.make(name)
     stored = load_graph(tensor_graph_fixture.DATA / f"{name}.tgraph")
