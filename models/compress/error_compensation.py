@@ -16,7 +16,7 @@ from headrace.models.compress.statistics import InputStatistics
 from headrace.models.quantise import MAX_W8, QuantisedLinear
 
 COLUMNS_PER_BLOCK = 64
-"""Columns whose errors are gathered before the rest of the matrix is updated, by one product. Changes speed, not results."""
+"""Columns whose errors are gathered before the rest of the matrix is updated, by one product. Changes speed, and results only by the order of float32 sums."""
 
 
 def compensate(
