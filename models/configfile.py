@@ -9,6 +9,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -83,6 +85,11 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise UserError(f"{source}: cannot be read: {error.strerror}") from None
     if len(raw) > MAX_BYTES:
         raise UserError(f"{source}: is larger than the {MAX_BYTES} bytes allowed for a configuration file")
+    return deepcopy(_mapping(raw, source))
+
+
+@lru_cache(maxsize=64)
+def _mapping(raw: bytes, source: str) -> dict[str, Any]:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

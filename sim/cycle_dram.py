@@ -180,7 +180,7 @@ def flow(m, number, until, horizon):
                     break
         t = t + 1 if moved else min(soon, min(until + 1, horizon - 2))
     c.t = t
-    c.column_next = c.row_next = t  # not followed above
+    c.column_next = c.row_next = c.wake = t  # not followed above
 
 
 @njit(cache=True, error_model="numpy")
@@ -225,21 +225,25 @@ def advance(m, number, until):
     sources = 2 * pcs
     head, tail = c.head, c.tail
     while c.t <= until:
-        if only_hits(m, number):
+        acts = next_cycle(c, p) == c.t
+        if (acts or head[0] == tail[0]) and only_hits(m, number):
             flow(m, number, until, c.refab_due if p.refresh == 1 else c.refpb_due if p.refresh == 2 else FAR)
             if c.t > until:
                 return
+            acts = next_cycle(c, p) == c.t
         t = c.t
         read_room = tail[0] - head[0] < p.queue
         write_room = tail[1] - head[1] < p.queue
-        done, written, moved = cycle(c, p)
-        if done >= 0:
-            port = ports[first + (done >> 16)]
-            if written:
-                port.b_done[port.b_tail & (WRITE_RING - 1)] = t + p.cwl + p.bl
-                port.b_tail += 1
-            else:
-                port.ring_done[done & 0xFFFF] = t + p.cl + p.bl
+        moved = False
+        if acts:
+            done, written, moved = cycle(c, p)
+            if done >= 0:
+                port = ports[first + (done >> 16)]
+                if written:
+                    port.b_done[port.b_tail & (WRITE_RING - 1)] = t + p.cwl + p.bl
+                    port.b_tail += 1
+                else:
+                    port.ring_done[done & 0xFFFF] = t + p.cl + p.bl
         wake = FAR
         source = bridge.turn
         for _ in range(sources):
@@ -272,8 +276,7 @@ def advance(m, number, until):
         if moved:
             c.t = t + 1
             continue
-        c.wake = min(c.wake, wake)
-        c.t = max(t + 1, min(next_cycle(c, p), until + 1))
+        c.t = max(t + 1, min(min(wake, next_cycle(c, p)), until + 1))
 
 
 @njit(cache=True, error_model="numpy")
@@ -494,13 +497,53 @@ def pass_by(m, cycles):
 
 
 @njit(cache=True, error_model="numpy")
-def step(m, group, ar_address, ar_beats, now, count):
-    """One core cycle of all ports that are stepped; count: 1 where beats are counted. Gives (a port has not taken a read address, write answers)."""
-    ports, lanes, order = m.port, group.lane, m.order
-    # Command cycles until the core's next tick: q // p, or one more. The phase is below p after a tick.
+def tick(m):
+    """Command cycles up to the core's next tick: q // p, or one more. The phase is below p after a tick."""
     early = m.phase >= m.rest
     m.last += m.whole if early else m.whole + 1
     m.phase -= m.rest if early else m.rest - m.p
+
+
+@njit(cache=True, error_model="numpy")
+def addresses(m, port, lane, room, ar_address, ar_beats, now):
+    """AR, and the oldest due burst into the ring, which has `room` places. Gives whether the port does not take the address that it is offered."""
+    ready = port.level < ADDRESS_QUEUE
+    taken = lane.ar_valid == 1 and ready
+    lane.taken = 1 if taken else 0
+    if port.left == 0 and port.level and port.q_due[port.q_head & (ADDRESS_QUEUE - 1)] <= now and port.next_at <= now:
+        place = port.q_head & (ADDRESS_QUEUE - 1)
+        port.address, port.left = port.q_address[place], port.q_beats[place]
+        port.high = key_of(m, port.address & -BURST, port.base_bank)
+        port.q_head += 1
+        port.level -= 1
+    if port.left and room > 0:
+        # All that is left, one beat a core cycle from now on, if the ring has room for it: nothing can come between.
+        beats = port.left if room >= port.left else 1
+        since, phase = m.last + 1, m.phase
+        for _ in range(beats):
+            place = port.r_tail & (READ_RING - 1)
+            port.ring_key[place] = port.high + m.low[port.address & (BURST - 1)]
+            port.ring_from[place] = since
+            port.r_tail += 1
+            port.address += 1
+            early = phase >= m.rest
+            since += m.whole if early else m.whole + 1
+            phase -= m.rest if early else m.rest - m.p
+        port.left -= beats
+        port.next_at = now + beats
+    if taken:
+        place = port.q_tail & (ADDRESS_QUEUE - 1)
+        port.q_due[place], port.q_address[place], port.q_beats[place] = now + m.latency, ar_address, ar_beats
+        port.q_tail += 1
+        port.level += 1
+    return lane.ar_valid == 1 and not ready
+
+
+@njit(cache=True, error_model="numpy")
+def step(m, group, ar_address, ar_beats, now, count):
+    """One core cycle of all ports that are stepped; count: 1 where beats are counted. Gives (a port has not taken a read address, write answers)."""
+    ports, lanes, order = m.port, group.lane, m.order
+    tick(m)
     last = m.last
     m.now = now
     waiting = False
@@ -548,38 +591,8 @@ def step(m, group, ar_address, ar_beats, now, count):
                     port.wq_tail += 1
                     port.w_level += 1
             lane.wrote = wrote
-            # AR, and the oldest due burst into the ring.
-            ready = port.level < ADDRESS_QUEUE
-            taken = lane.ar_valid == 1 and ready
-            if lane.ar_valid == 1 and not ready:
+            if addresses(m, port, lane, port_room, ar_address, ar_beats, now):
                 waiting = True
-            lane.taken = 1 if taken else 0
-            if port.left == 0 and port.level and port.q_due[port.q_head & (ADDRESS_QUEUE - 1)] <= now and port.next_at <= now:
-                place = port.q_head & (ADDRESS_QUEUE - 1)
-                port.address, port.left = port.q_address[place], port.q_beats[place]
-                port.high = key_of(m, port.address & -BURST, port.base_bank)
-                port.q_head += 1
-                port.level -= 1
-            if port.left and port_room > 0:
-                # All that is left, one beat a core cycle from now on, if the ring has room for it: nothing can come between.
-                beats = port.left if port_room >= port.left else 1
-                since, phase = last + 1, m.phase
-                for _ in range(beats):
-                    place = port.r_tail & (READ_RING - 1)
-                    port.ring_key[place] = port.high + m.low[port.address & (BURST - 1)]
-                    port.ring_from[place] = since
-                    port.r_tail += 1
-                    port.address += 1
-                    early = phase >= m.rest
-                    since += m.whole if early else m.whole + 1
-                    phase -= m.rest if early else m.rest - m.p
-                port.left -= beats
-                port.next_at = now + beats
-            if taken:
-                place = port.q_tail & (ADDRESS_QUEUE - 1)
-                port.q_due[place], port.q_address[place], port.q_beats[place] = now + m.latency, ar_address, ar_beats
-                port.q_tail += 1
-                port.level += 1
             if count:
                 lane.reads += lane.arrived
                 lane.writes += wrote

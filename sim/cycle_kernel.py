@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from headrace.hw.isa import TOKEN_LIMIT, Op, Queue
-from headrace.sim import cycle_dram, cycle_memory, cycle_sfu, cycle_units, dram_core
+from headrace.sim import cycle_dram, cycle_memory, cycle_sfu, cycle_steady, cycle_units, dram_core
 from headrace.sim.cycle_memory import fifo_level, fifo_step
 from headrace.sim.cycle_sfu import AB_READ, AB_WRITE, DEPENDENCY, DRAIN, VB_READ, VB_WRITE
 from headrace.sim.cycle_units import (
@@ -32,7 +32,7 @@ DISPATCH, EXECUTE, QUEUE_FULL, WAIT_TOKEN, IN_BARRIER, FETCH = range(6)
 BEATS = 40
 
 SOURCE = hashlib.sha256(
-    b"".join(Path(module.__file__).read_bytes() for module in (cycle_dram, cycle_memory, cycle_sfu, cycle_units, dram_core))
+    b"".join(Path(module.__file__).read_bytes() for module in (cycle_dram, cycle_memory, cycle_sfu, cycle_steady, cycle_units, dram_core))
 ).hexdigest()
 """Of the files whose functions the loop contains: numba's disk cache knows only this file's own age."""
 
@@ -441,6 +441,23 @@ def _loop(source: str):
                     s.quiet += most
                     cycle += most
                     now += most
+            # ---- or what moves is weights on their way into MV ----
+            elif asleep and with_dram and not (
+                wants_st or (wants_vec and sfu.running == 0) or (wants_ld and ld.live == 0 and fifo_level(loads) < k.load_queue)
+            ) and cycle_steady.begins(m, group, ld, mv, st, loads, writes):  # fmt: skip
+                most = k.watchdog - s.quiet - 1
+                if sfu.running == 1:
+                    most = min(most, sfu.start + sfu.length - cycle)
+                passed = cycle_steady.steady(
+                    m, group, k, ld, mv, sfu, raw, rows, (mv_order, flags, pc, operands, BEATS + 2 * ports_n), marks, LD_BUSY + 1, MV_BUSY + 1,
+                    VEC_BUSY + 2, counters, wants_mv, cycle, now, most,
+                )  # fmt: skip
+                counters[SYS_FIRST + activity] += passed
+                for q in range(4):
+                    counters[counted[q]] += passed
+                s.quiet += passed
+                cycle += passed
+                now += passed
         counters[CYCLES] = cycle
         if with_dram:
             cycle_dram.finish(m, group)

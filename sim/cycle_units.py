@@ -25,6 +25,33 @@ def burst_finishes(ld, k, waiting):
 
 
 @njit(cache=True, error_model="numpy")
+def issue_burst(ld, ends_run, beats):
+    """The BurstGenerator's burst of `beats` goes to the ports."""
+    ld.ar_address, ld.ar_beats = ld.address, beats
+    if not ends_run:
+        ld.address += beats
+        ld.left -= beats
+    else:
+        if ld.count == 1:
+            ld.live = 0
+        ld.run_base = (ld.run_base + ld.stride) & 0xFFFFFFFF
+        ld.address, ld.left = ld.run_base, ld.words
+        ld.count -= 1
+    ld.free -= beats
+
+
+@njit(cache=True, error_model="numpy")
+def pop_word(ld):
+    """The receiver takes a word from the ports' FIFOs."""
+    ld.free += 1
+    if ld.r_left == 1:
+        ld.r_left = ld.r_words
+        ld.r_count -= 1
+    else:
+        ld.r_left -= 1
+
+
+@njit(cache=True, error_model="numpy")
 def ld_step(ld, k, loads, group, accept, waiting, weights_ready, sys_ready, vb_ready, ab_ready):
     """One cycle of LdUnit. accept: a command is taken in this cycle; `ld_accept` follows. waiting: a port has not taken the last burst.
 
@@ -34,17 +61,7 @@ def ld_step(ld, k, loads, group, accept, waiting, weights_ready, sys_ready, vb_r
     # Issue.
     issue, ends_run, beats = burst_finishes(ld, k, waiting)
     if issue:
-        ld.ar_address, ld.ar_beats = ld.address, beats
-        if not ends_run:
-            ld.address += beats
-            ld.left -= beats
-        else:
-            if ld.count == 1:
-                ld.live = 0
-            ld.run_base = (ld.run_base + ld.stride) & 0xFFFFFFFF
-            ld.address, ld.left = ld.run_base, ld.words
-            ld.count -= 1
-        ld.free -= beats
+        issue_burst(ld, ends_run, beats)
     moving = issue
     joined = True
     for j in range(group.count):
@@ -69,12 +86,7 @@ def ld_step(ld, k, loads, group, accept, waiting, weights_ready, sys_ready, vb_r
         stall = 1 if kind == WEIGHTS or kind == SYS else 2
     to_raw, to_sys = moved and kind == WEIGHTS, moved and kind == SYS
     if pop:
-        ld.free += 1
-        if ld.r_left == 1:
-            ld.r_left = ld.r_words
-            ld.r_count -= 1
-        else:
-            ld.r_left -= 1
+        pop_word(ld)
     if moved and kind == ROWS:
         ld.part = 0 if last_part else ld.part + 1
     next_load = loads.ripe > 0 and (ld.busy == 0 or finish)
@@ -140,13 +152,62 @@ def mv_front(mv, k, accept, read_ready):
 
 
 @njit(cache=True, error_model="numpy")
+def mv_results(mv, k, rows, write_ready):
+    """Scale unit and writer. Gives (the scale unit ends its command, the writer its own or anything else moved)."""
+    row_start = mv.s_group & (k.row_beats - 1) == 0
+    go = mv.s_run == 1 and mv.r_ready != 0 and (mv.f_ready != 0 or mv.s_scales == 0) and (not row_start or mv.s_places != 0)
+    s_finish = False
+    rows_ready = mv.o_run == 1 and mv.o_left != 0 and (mv.o_valid == 0 or write_ready)
+    move = rows_ready and rows.ripe > 0
+    accepted_row = mv.o_valid == 1 and write_ready
+    o_finish = mv.o_run == 1 and mv.o_left == 0 and mv.o_valid == 0 and mv.o_share == 0
+    if go:
+        stripe_end = mv.s_group == k.result_groups - 1
+        mv.s_group = (mv.s_group + 1) & (k.result_groups - 1)
+        if row_start:
+            mv.s_places -= 1
+        if stripe_end:
+            s_finish = mv.s_stripes_left == 1
+            scales_end = mv.s_phase == k.scale_stripes - 1
+            mv.r_used -= 1
+            mv.r_ready -= 1
+            mv.s_stripes_left -= 1
+            mv.s_phase = 0 if scales_end else mv.s_phase + 1
+            if mv.s_scales == 1 and (s_finish or scales_end):
+                mv.f_used -= 1
+                mv.f_ready -= 1
+            if s_finish:
+                mv.s_run = 0
+    enter_row = mv.s_complete == 1
+    if go or mv.s_flow != 0 or enter_row:
+        arrived = (mv.s_flow >> (k.scale_stages - 1)) & 1
+        mv.s_complete = 1 if arrived and mv.s_beat == k.row_beats - 1 else 0
+        if arrived:
+            mv.s_beat = 0 if mv.s_beat == k.row_beats - 1 else mv.s_beat + 1
+        mv.s_flow = ((mv.s_flow << 1) | (1 if go else 0)) & 0xFFFF
+    fifo_step(rows, enter_row, move)
+    if accepted_row:
+        mv.o_valid = 0
+    if move:
+        mv.o_valid = 1
+        mv.o_left -= 1
+        mv.s_places += 1
+    mv.o_share = 1 if accepted_row else 0
+    mv.commands -= mv.done
+    mv.done = 1 if o_finish else 0
+    if o_finish:
+        mv.o_run = 0
+    return s_finish, go or move or o_finish
+
+
+@njit(cache=True, error_model="numpy")
 def mv_step(mv, k, rows, accept, word_valid, read_ready, write_ready):
     """One cycle of MvUnit. Gives (word taken, stages that take their next command: `mv_describe` follows, stall or STALL_NONE, whether anything
     moved)."""
-    flowing = (
-        mv.front != IDLE or mv.i_valids != 0 or mv.d_pipe != 0 or mv.s_flow != 0 or mv.d_scale_write != 0 or mv.s_complete != 0
-        or rows.young != 0 or mv.o_valid != 0 or mv.o_share != 0 or mv.done != 0
-    )  # fmt: skip
+    results_flow = (
+        mv.s_flow != 0 or mv.s_complete != 0 or rows.young != 0 or mv.o_valid != 0 or mv.o_share != 0 or mv.done != 0
+    )
+    flowing = results_flow or mv.front != IDLE or mv.i_valids != 0 or mv.d_pipe != 0 or mv.d_scale_write != 0
     # Decode unit: what the next word is, and whether it may go.
     is_code = mv.d_kind == CODE
     if is_code:
@@ -172,31 +233,24 @@ def mv_step(mv, k, rows, accept, word_valid, read_ready, write_ready):
     released = (mv.i_valids >> k.release_stage) & 1
     result = (mv.i_lasts >> k.sum_stage) & 1
 
-    # Scale unit.
-    row_start = mv.s_group & (k.row_beats - 1) == 0
-    go = mv.s_run == 1 and mv.r_ready != 0 and (mv.f_ready != 0 or mv.s_scales == 0) and (not row_start or mv.s_places != 0)
-    s_stripe_end = go and mv.s_group == k.result_groups - 1
-    s_finish = s_stripe_end and mv.s_stripes_left == 1
-    s_word_pop = s_stripe_end and mv.s_scales == 1 and (s_finish or mv.s_phase == k.scale_stripes - 1)
-
-    # Writer.
-    rows_ready = mv.o_run == 1 and mv.o_left != 0 and (mv.o_valid == 0 or write_ready)
-    move = rows_ready and rows.ripe > 0
-    accepted_row = mv.o_valid == 1 and write_ready
-    o_finish = mv.o_run == 1 and mv.o_left == 0 and mv.o_valid == 0 and mv.o_share == 0
-
     stall = STALL_NONE
-    stuck = mv.o_valid == 1 and not write_ready
     if mv.d_run == 1 and not word_valid:
         stall = 0
     elif not d_ready:
-        stall = 1 if stuck else 2 if mv.d_run == 1 else 3
+        stall = 1 if mv.o_valid == 1 and not write_ready else 2 if mv.d_run == 1 else 3
+
+    # Scale unit and writer: most of the time nothing is there for them.
+    s_free, o_free = mv.s_run == 0, mv.o_run == 0
+    results_moved = False
+    if results_flow or rows.ripe != 0 or (mv.r_ready != 0 and not s_free) or (mv.o_left == 0 and not o_free):
+        s_finish, results_moved = mv_results(mv, k, rows, write_ready)
+        s_free = s_free or s_finish
 
     # Descriptors: which stages take one in this cycle.
     d_desc = mv.decode_queue > 0 and (mv.d_run == 0 or d_finish)
     i_desc = mv.issue_queue > 0 and (mv.i_run == 0 or i_finish)
-    s_desc = mv.scale_queue > 0 and (mv.s_run == 0 or s_finish)
-    o_desc = mv.write_queue > 0 and mv.o_run == 0
+    s_desc = mv.scale_queue > 0 and s_free
+    o_desc = mv.write_queue > 0 and o_free
     stages = (1 if d_desc else 0) | (2 if i_desc else 0) | (4 if s_desc else 0) | (8 if o_desc else 0)
     given = mv_front(mv, k, accept, read_ready) if accept or mv.front != IDLE else 0
     if stages or given:
@@ -208,91 +262,50 @@ def mv_step(mv, k, rows, accept, word_valid, read_ready, write_ready):
 
     # Registers of the decode unit.
     mv.d_pipe = ((mv.d_pipe << 1) | (1 if slice_end else 0)) & 0xFFFF
-    scale_written = mv.d_scale_write
-    mv.d_scale_write = 1 if scale_take else 0
-    first_of_slice = CODE if mv.d_bits8 else META
+    if scale_take or mv.d_scale_write:
+        mv.f_used += 1 if scale_take else 0
+        mv.f_ready += mv.d_scale_write
+        mv.d_scale_write = 1 if scale_take else 0
     if take:
+        first_of_slice = CODE if mv.d_bits8 else META
         if mv.d_kind == SCALE:
             mv.d_kind = first_of_slice
         elif mv.d_kind == META:
             mv.d_kind = CODE
         else:
             mv.d_part = 0 if part_last else mv.d_part + 1
-    if slice_end:
-        mv.d_slices_left -= 1
-        mv.d_phase += 1
-        if mv.d_phase == k.meta_phases:
+        if slice_end:
+            mv.d_slices_left -= 1
+            mv.d_phase += 1
+            if mv.d_phase == k.meta_phases:
+                mv.d_phase = 0
+                mv.d_kind = first_of_slice
+        if stripe_end:
+            scale_last = mv.d_scale_phase == k.scale_stripes - 1
+            mv.d_slices_left = mv.d_slices
             mv.d_phase = 0
-            mv.d_kind = first_of_slice
-    if stripe_end:
-        scale_last = mv.d_scale_phase == k.scale_stripes - 1
-        mv.d_slices_left = mv.d_slices
-        mv.d_phase = 0
-        mv.d_stripes_left -= 1
-        mv.d_scale_phase = 0 if scale_last else mv.d_scale_phase + 1
-        mv.d_kind = SCALE if mv.d_scales and scale_last else first_of_slice
-    if d_finish:
-        mv.d_run = 0
+            mv.d_stripes_left -= 1
+            mv.d_scale_phase = 0 if scale_last else mv.d_scale_phase + 1
+            mv.d_kind = SCALE if mv.d_scales and scale_last else first_of_slice
+        if d_finish:
+            mv.d_run = 0
 
     # Weight FIFO, issue, array.
     mv.w_used += (1 if reserve else 0) - released
     mv.w_ready += slice_written - (1 if issue else 0)
     mv.i_valids = ((mv.i_valids << 1) | (1 if issue else 0)) & 0xFFFFFFFF
     mv.i_lasts = ((mv.i_lasts << 1) | (1 if issue and last else 0)) & 0xFFFFFFFF
+    mv.r_ready += result
     if issue:
         mv.i_slices_left -= 1
         if last:
+            mv.r_used += 1
             mv.i_slices_left = mv.i_slices
             mv.i_stripes_left -= 1
-    if i_finish:
-        mv.i_run = 0
-
-    # Results, scales, rows. Where nothing is on its way there is nothing to do.
-    r_in = 1 if issue and last else 0
-    if r_in or result:
-        mv.r_used += r_in
-        mv.r_ready += result
-    if scale_take or scale_written:
-        mv.f_used += 1 if scale_take else 0
-        mv.f_ready += scale_written
-    if go:
-        mv.s_group = (mv.s_group + 1) & (k.result_groups - 1)
-        if row_start:
-            mv.s_places -= 1
-        if s_stripe_end:
-            mv.r_used -= 1
-            mv.r_ready -= 1
-            mv.s_stripes_left -= 1
-            mv.s_phase = 0 if mv.s_phase == k.scale_stripes - 1 else mv.s_phase + 1
-            if s_word_pop:
-                mv.f_used -= 1
-                mv.f_ready -= 1
-            if s_finish:
-                mv.s_run = 0
-    enter_row = mv.s_complete == 1
-    if go or mv.s_flow != 0 or enter_row:
-        arrived = (mv.s_flow >> (k.scale_stages - 1)) & 1
-        mv.s_complete = 1 if arrived and mv.s_beat == k.row_beats - 1 else 0
-        if arrived:
-            mv.s_beat = 0 if mv.s_beat == k.row_beats - 1 else mv.s_beat + 1
-        mv.s_flow = ((mv.s_flow << 1) | (1 if go else 0)) & 0xFFFF
-    fifo_step(rows, enter_row, move)
-
-    # Writer.
-    if accepted_row:
-        mv.o_valid = 0
-    if move:
-        mv.o_valid = 1
-        mv.o_left -= 1
-        mv.s_places += 1
-    mv.o_share = 1 if accepted_row else 0
-    was_done = mv.done
-    mv.done = 1 if o_finish else 0
-    if o_finish:
-        mv.o_run = 0
-    mv.commands += (1 if accept else 0) - was_done
-    moving = flowing or take or issue or go or move or accept or stages != 0 or o_finish
-    return take, stages, stall, moving
+            if i_finish:
+                mv.i_run = 0
+    mv.commands += 1 if accept else 0
+    return take, stages, stall, flowing or take or issue or results_moved or accept or stages != 0
 
 
 @njit(cache=True, error_model="numpy")

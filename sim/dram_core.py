@@ -2,7 +2,7 @@
 
 `headrace.sim.dram_kernel` runs a trace on it, `headrace.sim.cycle_dram` the ports of a machine. Three things make it quick and change no result.
 Cycles in which nothing can happen are skipped by the caller: a selection that finds nothing leaves in `wake` the earliest cycle in which one of
-its candidates could become legal. A queue is searched again only after that cycle, or after a change that could bring another candidate
+its candidates could become legal, and an entry brings it forward at most to when its own command could. A queue is searched again only after that cycle, or after a change that could bring another candidate
 (`column_next`, `row_next`). And an entry that needs a row command is looked at again only when its bank's own times allow one (`bound`).
 """
 
@@ -45,7 +45,7 @@ CHANNEL = np.dtype(
     + [(name, "i8", (2, QUEUE_ROOM)) for name in ("queues", "tags", "bound")]
     + [("counts", "i8", (5,))]
 )
-"""State of a channel. t: the next command cycle. open_row: -1 = closed. x_ok: cycle from which on x is legal as far as this bank, group or
+"""State of a channel. t: the next command cycle. wake: no command is issued before, unless a refresh becomes due. open_row: -1 = closed. x_ok: cycle from which on x is legal as far as this bank, group or
 pseudo-channel says ([kind]: 0 read, 1 write). slot: request or -1; slots: the banks that have one. tags: what the user calls a request, with it in queue and slot. queues: section 2's, from head to tail.
 bound: of an entry, no hit and no legal row command before; 0: not known. blocked: banks whose PRE waits for a slot or an older hit, as the last
 search saw it. counts: ACT, PRE and PREA, RD, WR, REF."""
@@ -88,15 +88,26 @@ def enter(c, p, request, tag, row, bank, write):
             bound[w, place] = bound[w, head[w] + place]
         head[w] = 0
         tail[w] = used
-    queues[w, tail[w]] = request << REQUEST_SHIFT | row << ROW_SHIFT | bank
-    tags[w, tail[w]] = tag
-    bound[w, tail[w]] = 0
-    tail[w] += 1
+    at = tail[w]
+    queues[w, at] = request << REQUEST_SHIFT | row << ROW_SHIFT | bank
+    tags[w, at] = tag
+    bound[w, at] = 0
+    tail[w] = at + 1
+    soon = c.t + 1
     if w == c.write_mode:
+        # The times by which a bank, group and pseudo-channel allow a command only grow, so the entry need not be looked at before.
+        group, pc = p.group_of[bank], p.pc_of[bank]
         if c.open_row[bank] == row:
-            c.column_next = min(c.column_next, c.t + 1)
+            soon = max(soon, max(c.column_ok[w, bank], max(c.group_ok[w, group], c.pc_ok[w, pc])))
+            c.column_next = min(c.column_next, soon)
         else:
-            c.row_next = min(c.row_next, c.t + 1)
+            if c.open_row[bank] < 0:
+                bound[w, at] = max(c.act_ok[bank], max(c.group_act_ok[group], c.pc_act_ok[pc]))
+            elif p.closed_page == 0:
+                bound[w, at] = c.pre_ok[bank]
+            soon = max(soon, bound[w, at])
+            c.row_next = min(c.row_next, soon)
+    c.wake = min(c.wake, soon)
 
 
 @njit(cache=True, nogil=True)
@@ -144,10 +155,7 @@ def hold_column(c, p, t):
 
 @njit(cache=True, nogil=True)
 def cycle(c, p):
-    """Steps 1 to 5 in cycle c.t. Gives (the tag of the request whose RD or WR is issued or -1, 1 for a write, whether any command is issued).
-
-    Where nothing is issued, c.wake is a cycle before which nothing will be, unless a request enters or a refresh becomes due.
-    """
+    """Steps 1 to 5 in cycle c.t. Gives (the tag of the request whose RD or WR is issued or -1, 1 for a write, whether any command is issued)."""
     t = c.t
     open_row, act_ok, pre_ok, act_at, column_ok, group_ok = c.open_row, c.act_ok, c.pre_ok, c.act_at, c.column_ok, c.group_ok
     group_act_ok, pc_ok, pc_act_ok, pc_pre_ok, pc_refpb_ok = c.group_act_ok, c.pc_ok, c.pc_act_ok, c.pc_pre_ok, c.pc_refpb_ok
@@ -469,17 +477,18 @@ def cycle(c, p):
         c.row_free = t + hold
         if p.one_bus:
             c.column_free = c.row_free
+    moved = column_request >= 0 or row_kind != 0
     c.blocked = blocked
-    c.wake = wake
-    return issued, w, column_request >= 0 or row_kind != 0
+    c.wake = t + 1 if moved else wake
+    return issued, w, moved
 
 
 @njit(cache=True, nogil=True)
 def next_cycle(c, p):
-    """The cycle after c.t in which something can happen when nothing did and nothing enters before; -1: never (a fault of the rules' state)."""
+    """The first cycle from c.t on in which `cycle` may do anything if no request enters; FAR: never."""
     wake = c.wake
     if p.refresh == 1:
         wake = min(wake, c.refab_due)
     elif p.refresh == 2 and c.refpb_bank < 0:
         wake = min(wake, c.refpb_due)
-    return -1 if wake <= c.t else wake
+    return max(wake, c.t)

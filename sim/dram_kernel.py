@@ -26,10 +26,12 @@ def _run(source: str):
         following = 0
         while done < number:
             t = c.t
-            request, written, moved = cycle(c, p)
-            if request >= 0:
-                completed[request] = t + p.bl + (p.cwl if written else p.cl)
-                done += 1
+            moved = False
+            if next_cycle(c, p) == t:
+                request, written, moved = cycle(c, p)
+                if request >= 0:
+                    completed[request] = t + p.bl + (p.cwl if written else p.cl)
+                    done += 1
             # 6. Acceptance.
             if ports:
                 phase += port_p
@@ -56,10 +58,8 @@ def _run(source: str):
             if moved:
                 c.t = t + 1
                 continue
-            if wake < c.wake:
-                c.wake = wake
-            wake = next_cycle(c, p)
-            if wake < 0 or wake == FAR:
+            wake = min(wake, next_cycle(c, p))
+            if wake == t or wake == FAR:
                 return -1
             if ports:
                 gone = phase + (wake - 1 - t) * port_p
