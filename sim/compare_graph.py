@@ -51,6 +51,6 @@ def compare_graph(
         left_out += rows_left_out(choice, scheme, held[0], work.batch)
         used += [choice.gpu, choice.stack, scheme]
     return {
-        "model": graph.name, "prefill": prefill, "decode": decode, "batch": work.batch, "transforms": applied, "rows": rows, "left_out": left_out,
-        "break_even": [],
+        "model": graph.name, "prefill": prefill, "decode": decode, "batch": work.batch, "transforms": applied, "notes": list(graph.notes),
+        "rows": rows, "left_out": left_out, "break_even": [],
     }, used  # fmt: skip

@@ -98,6 +98,8 @@ def _print(document: dict) -> None:
     title = f"decode of {document['model']}: prefill {document['prefill']}, {document['decode']} steps, batch {document['batch']}"
     title += "".join(f", {_transform(item)}" for item in document.get("transforms", ()))
     print_table(columns, rows, title=title)
+    for note in document.get("notes", ()):
+        click.echo(f"{document['model']}: {note}")
     for row in document["rows"]:
         if row["note"] and (row["kind"] == "estimated" or row["limit"] == "compute"):
             click.echo(f"{row['name']} {row['dtype']} {row['stack']}: {row['note']}")
