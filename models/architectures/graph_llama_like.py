@@ -33,13 +33,21 @@ class Llama(sizes.Llama):
 
 
 class _Windowed(Llama):
-    """Every layer has the window, or those that `layer_types` says."""
+    """Every layer has the window. A `layer_types` is not asked for, as the published classes do not ask."""
 
     sliding_window: Size | None = None
+
+    def window(self, layer: int) -> int | None:
+        return self.sliding_window
+
+
+class _WindowedByLayer(_Windowed):
+    """Those layers have the window that `layer_types` says, without it those that `slides` says."""
+
     layer_types: LayerTypes | None = Field(default=None, max_length=1024)
 
     def slides(self, layer: int) -> bool:
-        return True
+        raise NotImplementedError
 
     def window(self, layer: int) -> int | None:
         types = self.layer_types
@@ -61,7 +69,7 @@ class Phi3(sizes.Phi3, _Windowed):
     pass
 
 
-class _Qwen(_Windowed):
+class _Qwen(_WindowedByLayer):
     use_sliding_window: bool = False
     sliding_window: Size | None = 4096
     max_window_layers: int = Field(default=28, ge=0, le=1024)
@@ -81,12 +89,15 @@ class Qwen3(sizes.Qwen3, _Qwen):
     pass
 
 
-class Qwen3Moe(sizes.Qwen3Moe, _Qwen):
-    def slides(self, layer: int) -> bool:
-        return True
+class Qwen3Moe(sizes.Qwen3Moe, _Windowed):
+    use_sliding_window: bool = False
+    sliding_window: Size | None = 4096
+
+    def window(self, layer: int) -> int | None:
+        return super().window(layer) if self.use_sliding_window else None
 
 
-class _Gemma(_Windowed):
+class _Gemma(_WindowedByLayer):
     hidden_act: Activation = Field(default="gelu_pytorch_tanh", alias="hidden_activation")
     sliding_window: Size | None = 4096
     attn_logit_softcapping: float | None = None
