@@ -5,6 +5,7 @@ from headrace.hw.machine import load_machine
 from headrace.mapping.required import held_bytes
 from headrace.models.compressed import scheme_of
 from headrace.models.configfile import list_configs
+from headrace.models.errors import UserError
 from headrace.models.decoder import DecoderConfig, require_plain_llama
 from headrace.sim.energy import load_energy
 from headrace.sim.estimate import Workload, estimate
@@ -37,6 +38,8 @@ def compare(
         schemes.append(scheme)
         used += [machine, board, scheme, table]
     scheme = schemes[0] if schemes else scheme_of(model, scheme_name, DEFAULT_SCHEME, overrides["scheme"])
+    if workload.longest > config.max_positions:
+        raise UserError(f"context = {workload.longest}; model {config.name} allows 1 to {config.max_positions}")
     machine_rows, left_out = list(rows), []
     held = held_bytes(config, None, prefill + decode, batch=batch)
     for choice in gpus:

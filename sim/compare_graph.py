@@ -17,7 +17,7 @@ from headrace.models.errors import UserError
 from headrace.sim.compare import DEFAULT_SCHEME, machine_row
 from headrace.sim.energy import load_energy
 from headrace.sim.estimate import Workload
-from headrace.sim.estimate_graph import estimate_graph
+from headrace.sim.estimate_graph import check_fit, estimate_graph
 from headrace.sim.gpu import GpuChoice, rows_left_out, rows_of_steps
 
 
@@ -42,6 +42,7 @@ def compare_graph(
         schemes.append(scheme)
         used += [machine, board, scheme, table]
     scheme = schemes[0] if schemes else scheme_of(model, scheme_name, DEFAULT_SCHEME, overrides["scheme"])
+    check_fit(work, scheme, workload)
     contexts = np.arange(prefill + 1, prefill + decode + 1)
     held = tuple(work.held_bytes(one, workload.longest) for one in (None, scheme))
     half, packed = work.decode_bytes(None, contexts), work.decode_bytes(scheme, contexts)

@@ -175,6 +175,37 @@ def test_speculation_is_said(capsys, tmp_path):
     assert status == 0 and "1.875 tokens a verification" in out and "graph of LlamaForCausalLM, speculative" in out
 
 
+def test_no_pass_lies_past_the_positions_of_the_model_or_the_draft(capsys, tmp_path):
+    """A verification of k + 1 positions ends k after the token's own; the draft's last pass is one before that."""
+    long = config(tmp_path, "gpt2")
+    (tmp_path / "short").mkdir()
+    short = config(tmp_path / "short", "gpt2", n_positions=1023)
+
+    def words(command, model, draft, context):
+        transform = ("--transform", f"speculative:draft={draft},k=3,acceptance=0.5")
+        lengths = ("--context", str(context)) if command == "estimate" else ("--prefill", str(context - 1), "--decode", "1")
+        status, _, err = run(capsys, command, model, *(("nano",) if command == "estimate" else ("--gpu", "A100/roofline")), *lengths, *transform)
+        assert (status, err.count("\n")) == ((2, 1) if err else (0, 0))
+        return err
+
+    for command in ("estimate", "compare"):
+        assert not words(command, long, long, 1021)
+        assert "context = 1025 (1022, and 3 proposed tokens after it); model gpt2 allows 1 to 1024" in words(command, long, long, 1022)
+        assert not words(command, long, short, 1021)
+        assert "context = 1024 (1021, and 3 proposed tokens after it); model gpt2 allows 1 to 1023" in words(command, short, long, 1021)
+    assert "context = 1025; model gpt2 allows 1 to 1024" in run(capsys, "compare", long, "--gpu", "A100", "--prefill", "1024", "--decode", "1")[2]
+    status, _, err = run(capsys, "compare", "llama2-7b", "--gpu", "A100", "--prefill", "4096", "--decode", "1")
+    assert status == 2 and "context = 4097; model llama2-7b allows 1 to 4096" in err
+
+
+@pytest.mark.parametrize(
+    ("field", "words"), [("tensor_bits={layers.0.q: 8}", "an operator graph has one width for a linear of all layers"), ("linear_bits={q: 8}", "linear_bits names q")]
+)
+def test_widths_that_a_graph_lacks_are_refused_without_a_machine(capsys, tmp_path, field, words):
+    status, _, err = run(capsys, "compare", config(tmp_path, "gpt2"), "--gpu", "A100", "--set", f"scheme.{field}")
+    assert (status, err.count("\n")) == (2, 1) and words in err
+
+
 def test_gpu_rooflines_read_weights_once_a_verification(capsys):
     """A100, Llama-2-7B in 16 bits with TinyLlama as its draft: (4 drafts + 1 verification) of bytes for 3.36 tokens."""
     how = ["compare", "llama2-7b", "--gpu", "A100/roofline", "--prefill", "16", "--decode", "4"]
