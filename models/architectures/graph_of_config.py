@@ -7,6 +7,9 @@ from headrace.models.graph import LOGITS, TOKENS
 from headrace.models.masks import Mask
 from headrace.models.operators import Builder, OperatorGraph
 
+DECODER = "decoder-only transformer"
+"""Architecture of what is no plain Llama: such a config has sizes and operators, but no name of a published class."""
+
 _FUNCTIONS = {"silu": "silu", "gelu_tanh": "gelu", "relu": "relu"}
 """Activation of a config -> kind of operator."""
 
@@ -14,7 +17,7 @@ _FUNCTIONS = {"silu": "silu", "gelu_tanh": "gelu", "relu": "relu"}
 def graph_of_config(config: DecoderConfig) -> OperatorGraph:
     """Linears of query, key and value apart, as `config` has them."""
     c = config
-    architecture = "LlamaForCausalLM" if c.plain_llama else "another decoder"
+    architecture = "LlamaForCausalLM" if c.plain_llama else DECODER
     b, layer_norm = Builder(c.name, architecture), c.norm == "layernorm"
     x = b.embedding("embedding", c.vocab, c.width)
     if c.embedding_scale != 1:

@@ -172,7 +172,7 @@ def test_speculation_is_said(capsys, tmp_path):
     assert counts["lm_head"] == pytest.approx(4 * 4 / 1.875) and counts["draft.lm_head"] == pytest.approx(4 * 3 / 1.875)
     assert "4 passes and reads the weights as often" in d["note"]
     status, out, _ = run(capsys, "estimate", "embedded", "nano", "--context", "9", "--transform", text)
-    assert status == 0 and "1.875 tokens a verification" in out and "graph of LlamaForCausalLM, speculative" in out
+    assert status == 0 and "1.875 tokens a verification" in out and "operator graph (LlamaForCausalLM), speculative" in out
 
 
 def test_no_pass_lies_past_the_positions_of_the_model_or_the_draft(capsys, tmp_path):
@@ -228,6 +228,12 @@ def test_compare_takes_other_architectures(capsys, tmp_path):
     # Experts that a token does not take must lie in memory all the same: 93 GB in 16 bits.
     rows = document(capsys, "compare", str(CONFIGS / "mixtral-8x7b.json"), "--gpu", "A100/roofline", "--decode", "2", "--prefill", "3")["rows"]
     assert [row["dtype"] for row in rows] == ["w4a8kv8"]
+
+
+def test_a_model_without_a_class_is_a_decoder_only_transformer(capsys):
+    """By a name of configs/models or from GGUF: sizes are known, a published class is not."""
+    status, out, _ = run(capsys, "estimate", "gemma3-270m", "nano", "--context", "4")
+    assert status == 0 and "operator graph (decoder-only transformer)\n" in out
 
 
 def test_help_lists_every_transform(capsys):
