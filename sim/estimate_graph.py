@@ -20,10 +20,10 @@ from headrace.mapping.graph_events import image_bytes, step_events
 from headrace.mapping.transforms import Pass, Work
 from headrace.models.errors import UserError
 from headrace.models.decoder import SIZE_LIMITS
-from headrace.models.operators import MATRIX_KINDS, Lengths, OperatorGraph
+from headrace.models.operators import MATRIX_KINDS, Lengths
 from headrace.models.scheme import Scheme, refuse_single_tensors
-from headrace.sim.energy import Energy, EnergyTable, energy
-from headrace.sim.estimate import Workload, board_fit, check_scheme, peak_bytes_per_cycle, utilisation
+from headrace.sim.energy import Energy, EnergyTable
+from headrace.sim.estimate import Workload, assert_bounds, board_fit, check_scheme, energy_if_known, utilisation
 
 PASSES_AT_ONCE = 4096
 """A walk holds a time for every activation and pass."""
@@ -181,13 +181,11 @@ class _Run:
         return max(totals, key=totals.get)
 
     def _energy(self, tally: _Tally) -> Energy | None:
-        known = self.table is not None and self.resources["lut"] is not None
-        return energy(tally.events, tally.cycles, self.machine, self.resources, self.table, scope=self.scope) if known else None
+        return energy_if_known(tally.events, tally.cycles, self.machine, self.resources, self.table, self.scope)
 
     def _used(self, what: str, cycles: float, macs: float, required: float) -> dict[str, float]:
         """Utilisation; no result may beat the memory's peak or the array's."""
-        if not (cycles > 0 and cycles >= required / peak_bytes_per_cycle(self.machine) and cycles >= macs / self.machine.array.macs_per_cycle):
-            raise AssertionError(f"{what}: {cycles} cycles for {required} bytes and {macs} MACs beat the peaks of {self.machine.name}")
+        assert_bounds(self.machine, what, cycles, required, macs)
         return utilisation(self.machine, cycles, macs, required)
 
     def _decode(self, contexts: np.ndarray) -> tuple[_Tally, np.ndarray]:

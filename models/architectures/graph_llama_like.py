@@ -9,7 +9,6 @@ from pydantic import AliasChoices, Field
 
 from headrace.models.architectures import llama_like as sizes
 from headrace.models.architectures.base import DoesNotFit, Size
-from headrace.models.graph import TOKENS
 from headrace.models.masks import Mask
 from headrace.models.operators import Builder, OperatorGraph
 
@@ -123,18 +122,10 @@ class Gemma3(sizes.Gemma, _Gemma):
         return (layer + 1) % self.sliding_window_pattern != 0
 
 
-def gated(b: Builder, act: str, gate: str, up: str, ffn: int) -> str:
-    """act(gate) * up."""
-    function = FUNCTION_OF[act]
-    if function in ("silu", "gelu"):
-        return b.vector(f"{function}_mul", f"{function}_mul", (gate, up), ffn)
-    return b.vector("multiply", "multiply", (b.vector(function, function, (gate,), ffn), up), ffn)
-
-
 def mlp(b: Builder, h: str, width: int, ffn: int, act: str, *, bias: bool = False) -> str:
     up = b.linear("up", h, ffn, width, bias=bias)
     gate = b.linear("gate", h, ffn, width, bias=bias)
-    return b.linear("down", gated(b, act, gate, up, ffn), width, ffn, bias=bias)
+    return b.linear("down", b.gated(FUNCTION_OF[act], gate, up, ffn), width, ffn, bias=bias)
 
 
 def attention(
@@ -150,10 +141,7 @@ def attention(
         k = b.linear("k", h, kv_width, c.hidden_size, bias=qkv_bias)
         v = b.linear("v", h, kv_width, c.hidden_size, bias=qkv_bias)
     if head_norms:
-        q, k = (
-            b.add("rmsnorm", f"{name}_norm", (x,), (count, TOKENS, head), (b.tensor(f"{name}_norm", head, kind="norm"),))
-            for name, x, count in (("q", q, c.num_attention_heads), ("k", k, c.kv_heads))
-        )
+        q, k = b.head_norm("q_norm", q, c.num_attention_heads, head), b.head_norm("k_norm", k, c.kv_heads, head)
     attended = b.attention(
         q, k, v, heads=c.num_attention_heads, kv_heads=c.kv_heads, head_dim=head, mask=Mask(window=c.window(b.layer)), rope=head,
         softcap=softcap,
@@ -245,7 +233,7 @@ def gemma3(name: str, architecture: str, c: Gemma3) -> OperatorGraph:
 def phi3(name: str, architecture: str, c: Phi3) -> OperatorGraph:
     def inner(b: Builder, h: str) -> str:
         both = b.linear("gate_up", h, 2 * c.intermediate_size, c.hidden_size)
-        return b.linear("down", gated(b, c.hidden_act, both, both, c.intermediate_size), c.hidden_size, c.intermediate_size)
+        return b.linear("down", b.gated(FUNCTION_OF[c.hidden_act], both, both, c.intermediate_size), c.hidden_size, c.intermediate_size)
 
     return _decoder(name, architecture, c, inner, fused=True)
 
