@@ -4,10 +4,32 @@ Required bytes: codes, group metadata, row scales, the embedding row, KV codes a
 logits. They do not depend on the machine. Names of operators are those of `analytic`. Contexts may be arrays.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
-from headrace.models.scheme import ROW_SCALE_BYTES, Scheme, matrix_bytes, refuse_sparse
+from headrace.models.operators import HALF_BYTES
+from headrace.models.scheme import ROW_SCALE_BYTES, Scheme, matrix_bytes, refuse_sparse, weight_bytes
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes that must lie in memory, without any padding: weights, and every sequence's cache (and recurrent state)."""
+
+    weights: float
+    cache: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.cache
+
+
+def held_bytes(config: DecoderConfig, scheme: Scheme | None, context: int, *, batch: int = 1) -> Held:
+    """Of `batch` sequences at `context`. scheme None: in 16 bits."""
+    weights = HALF_BYTES * config.parameters if scheme is None else weight_bytes(config, scheme)
+    bits = 8 * HALF_BYTES if scheme is None else scheme.kv_bits
+    return Held(weights, batch * context * config.kv_bytes_per_token(bits))
 
 
 def weight_bytes_by_op(config: DecoderConfig, scheme: Scheme, *, lm_head: bool = True) -> dict[str, int]:

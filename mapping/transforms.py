@@ -14,6 +14,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field, model_validator
 
+from headrace.mapping.required import Held
 from headrace.models import transforms
 from headrace.models.architectures.graphs import load_graph
 from headrace.models.configfile import StrictModel, validate
@@ -76,13 +77,11 @@ class Work:
         """Those whose weights must be held: the model's, and the draft's."""
         return [self.graph] + ([self.draft.graph] if self.draft else [])
 
-    def held_bytes(self, scheme: Scheme | None, context: int) -> float:
-        """Of all weights, and of every sequence's cache and state at `context`, without any padding. scheme None: in 16 bits."""
-        total = 0.0
-        for graph in self.graphs:
-            weights = HALF_BYTES * graph.parameters if scheme is None else graph.counted.weight_bytes(scheme)
-            total += weights + self.batch * (graph.kv_cache_bytes(context, graph.bits_of_cache(scheme)) + graph.state_bytes)
-        return total
+    def held_bytes(self, scheme: Scheme | None, context: int) -> Held:
+        """At `context`. scheme None: in 16 bits."""
+        weights = sum(HALF_BYTES * graph.parameters if scheme is None else graph.counted.weight_bytes(scheme) for graph in self.graphs)
+        caches = sum(graph.kv_cache_bytes(context, graph.bits_of_cache(scheme)) + graph.state_bytes for graph in self.graphs)
+        return Held(weights, self.batch * caches)
 
     @property
     def missing(self) -> tuple[str, ...]:

@@ -315,6 +315,16 @@ class Builder:
             tensors += (self.tensor(f"{name}.bias", width, kind="bias"),)
         return self.add("layernorm" if layer_norm else "rmsnorm", name, (x,), (rows, width), tensors)
 
+    def head_norm(self, name: str, x: str, heads: int, head_dim: int) -> str:
+        """An RMS norm of each head of a query or key, all by the same weights."""
+        return self.add("rmsnorm", name, (x,), (heads, TOKENS, head_dim), (self.tensor(name, head_dim, kind="norm"),))
+
+    def gated(self, function: str, gate: str, up: str, ffn: int) -> str:
+        """function(gate) * up: one operator where the function has such a one."""
+        if function in ("silu", "gelu"):
+            return self.vector(f"{function}_mul", f"{function}_mul", (gate, up), ffn)
+        return self.vector("multiply", "multiply", (self.vector(function, function, (gate,), ffn), up), ffn)
+
     def quantise(self, x: str, shape: Shape) -> str:
         """Once per token, over the whole of `shape` (or per head, where it has heads)."""
         if x not in self.quantised:

@@ -68,6 +68,11 @@ class StaticMask(StrictModel):
     def mask(self) -> Mask:
         return Mask(**{name: getattr(self, name) for name in StaticMask.model_fields})
 
+    @property
+    def rules(self) -> str:
+        """In words: "window 64, sinks 4"."""
+        return ", ".join(f"{name} {value}" for name, value in self.model_dump(exclude_defaults=True).items())
+
 
 class Scheme(StrictModel):
     """Bits of everything. 8-bit weights have one scale per row and no groups; below that `group` codes share mult and off.
@@ -203,5 +208,4 @@ def refuse_cache_and_mask(scheme: Scheme, what: str) -> None:
     if scheme.kv_bits != 8:
         raise UserError(f"scheme {scheme.name}: kv_bits = {scheme.kv_bits}; {what} allows 8")
     if scheme.attention is not None:
-        rules = ", ".join(f"{name} {value}" for name, value in scheme.attention.model_dump(exclude_defaults=True).items())
-        raise UserError(f"scheme {scheme.name}: attention = {rules}; {what} allows null: every earlier key is seen")
+        raise UserError(f"scheme {scheme.name}: attention = {scheme.attention.rules}; {what} allows null: every earlier key is seen")

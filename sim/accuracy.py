@@ -53,7 +53,7 @@ class Way:
         return self.rounding != "float" and (self.method.calibrates or self.bytes_per_weight is not None or (self.keep < 16 and self.pruning != "magnitude"))
 
     def scheme(self, base: Scheme) -> Scheme:
-        """`base` with this way's bits, group, sparsity and cache."""
+        """`base` with this way's bits, group, sparsity and cache: of it come the mask and the bits of activations."""
         sparsity = None if self.keep == 16 else {"n": self.keep, "m": 16, "index_share": self.index_share}
         document = base.model_dump() | {"weight_bits": self.bits, "group": self.group, "sparsity": sparsity, "linear_bits": {}, "kv_bits": self.kv_bits}
         return validate(Scheme, document, source=f"{self.bits} bits in groups of {self.group}, {self.keep} of 16")
@@ -120,18 +120,24 @@ def run_ways(
             compressed = replace(made[1], scheme=made[1].scheme.model_copy(update={"kv_bits": way.kv_bits}))
             executor, size = GoldenExecutor(compressed), compressed.required_bytes
         rows.append(row_of(way, size, model.config.parameters, score(executor, texts, advance)))
-        write_atomically(path, json.dumps({"model": model.config.name, "sizes_sha256": config_sha256(model.config.to_dict()), "identity_sha256": sha, "rows": rows}, indent=1) + "\n")
+        document = {
+            "model": model.config.name, "sizes_sha256": config_sha256(model.config.to_dict()), "identity_sha256": sha,
+            "mask": None if base.attention is None else base.attention.rules, "rows": rows,
+        }  # fmt: skip
+        write_atomically(path, json.dumps(document, indent=1) + "\n")
     order = {json.dumps(asdict(way), sort_keys=True): number for number, way in enumerate(ways)}
     keyed = [(order.get(json.dumps({name: row[name] for name in asdict(Way())}, sort_keys=True)), row) for row in rows]
     return [row for number, row in sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0])]
 
 
 def read_rows(folder: Path, config: DecoderConfig) -> list[dict]:
-    """Rows of a finished `headrace accuracy` of the model of these sizes. Raises UserError naming the file."""
+    """Rows of a finished `headrace accuracy` of the model of these sizes, without a mask. Raises UserError naming the file."""
     path = folder / RESULTS
     document = read_json(path)
     if document.get("model") != config.name or document.get("sizes_sha256") != config_sha256(config.to_dict()):
         raise UserError(f"{path}: is of model {str(document.get('model'))[:60]} of other sizes or another name; allowed is {config.name}")
+    if document.get("mask") is not None:
+        raise UserError(f"{path}: is of attention under a mask ({str(document['mask'])[:60]}); allowed here are results without one")
     return _checked_rows(path, document)
 
 

@@ -2,12 +2,14 @@
 
 from headrace.hw.board import load_board, refuse_descriptive
 from headrace.hw.machine import load_machine
+from headrace.mapping.required import held_bytes
 from headrace.models.compressed import scheme_of
 from headrace.models.configfile import list_configs
+from headrace.models.errors import UserError
 from headrace.models.decoder import DecoderConfig, require_plain_llama
 from headrace.sim.energy import load_energy
 from headrace.sim.estimate import Workload, estimate
-from headrace.sim.gpu import GpuChoice, break_even_batch, break_even_measured, gpu_rows
+from headrace.sim.gpu import GpuChoice, break_even_batch, break_even_measured, gpu_rows, rows_left_out
 
 DEFAULT_SCHEME = "w4a8kv8"
 
@@ -36,9 +38,13 @@ def compare(
         schemes.append(scheme)
         used += [machine, board, scheme, table]
     scheme = schemes[0] if schemes else scheme_of(model, scheme_name, DEFAULT_SCHEME, overrides["scheme"])
-    machine_rows = list(rows)
+    if workload.longest > config.max_positions:
+        raise UserError(f"context = {workload.longest}; model {config.name} allows 1 to {config.max_positions}")
+    machine_rows, left_out = list(rows), []
+    held = held_bytes(config, None, prefill + decode, batch=batch)
     for choice in gpus:
         rows += gpu_rows(choice, config, scheme, prefill=prefill, decode=decode, batch=batch)
+        left_out += rows_left_out(choice, scheme, held, batch)
         used += [choice.gpu, choice.stack, scheme]
     break_even = [
         {
@@ -48,7 +54,9 @@ def compare(
         }
         for row in machine_rows for gpu in dict((choice.gpu.name, choice.gpu) for choice in gpus).values()
     ]  # fmt: skip
-    return {"model": config.name, "prefill": prefill, "decode": decode, "batch": batch, "rows": rows, "break_even": break_even}, used
+    return {
+        "model": config.name, "prefill": prefill, "decode": decode, "batch": batch, "rows": rows, "left_out": left_out, "break_even": break_even,
+    }, used  # fmt: skip
 
 
 def machine_row(document: dict) -> dict:

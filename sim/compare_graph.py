@@ -17,8 +17,8 @@ from headrace.models.errors import UserError
 from headrace.sim.compare import DEFAULT_SCHEME, machine_row
 from headrace.sim.energy import load_energy
 from headrace.sim.estimate import Workload
-from headrace.sim.estimate_graph import estimate_graph
-from headrace.sim.gpu import GpuChoice, rows_of_steps
+from headrace.sim.estimate_graph import check_fit, estimate_graph
+from headrace.sim.gpu import GpuChoice, rows_left_out, rows_of_steps
 
 
 def compare_graph(
@@ -42,12 +42,16 @@ def compare_graph(
         schemes.append(scheme)
         used += [machine, board, scheme, table]
     scheme = schemes[0] if schemes else scheme_of(model, scheme_name, DEFAULT_SCHEME, overrides["scheme"])
+    check_fit(work, scheme, workload)
     contexts = np.arange(prefill + 1, prefill + decode + 1)
     held = tuple(work.held_bytes(one, workload.longest) for one in (None, scheme))
     half, packed = work.decode_bytes(None, contexts), work.decode_bytes(scheme, contexts)
+    left_out: list[dict] = []
     for choice in gpus:
         rows += rows_of_steps(choice, graph.name, scheme, half, packed, work.decode_macs(contexts), work.batch, held=held)
+        left_out += rows_left_out(choice, scheme, held[0], work.batch)
         used += [choice.gpu, choice.stack, scheme]
     return {
-        "model": graph.name, "prefill": prefill, "decode": decode, "batch": work.batch, "transforms": applied, "rows": rows, "break_even": [],
+        "model": graph.name, "prefill": prefill, "decode": decode, "batch": work.batch, "transforms": applied, "notes": list(graph.notes),
+        "rows": rows, "left_out": left_out, "break_even": [],
     }, used  # fmt: skip

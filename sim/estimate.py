@@ -48,6 +48,19 @@ class Workload:
         return self.prefill + self.decode if self.context is None else self.context
 
 
+def energy_if_known(
+    events: dict[str, float], cycles: float, machine: Machine, resources: dict, table: EnergyTable | None, scope: str
+) -> Energy | None:
+    """None without a table of the board's energies, or where the machine's LUTs are not known."""
+    return energy(events, cycles, machine, resources, table, scope=scope) if table is not None and resources["lut"] is not None else None
+
+
+def assert_bounds(machine: Machine, what: str, cycles: float, required: float, macs: float) -> None:
+    """No result may beat the memory's peak or the array's."""
+    if not (cycles > 0 and cycles >= required / peak_bytes_per_cycle(machine) and cycles >= macs / machine.array.macs_per_cycle):
+        raise AssertionError(f"{what}: {cycles} cycles for {required} bytes and {macs} MACs beat the peaks of {machine.name}")
+
+
 def check_scheme(scheme: Scheme) -> dict[str, int]:
     """Code bits of each linear. Refuses what instruction set version 1 cannot run."""
     refuse_single_tensors(scheme, "a machine of version 1")
@@ -202,7 +215,7 @@ class _Run:
         energy_ = self._energy(self._events(np.array([context]), lm_head=True), cycles)
         required = float(required_bytes(self.config, self.scheme, context, batch=self.batch))
         macs = float(useful_macs(self.config, context)) * self.batch
-        self._assert_bounds("step", cycles, required, macs)
+        assert_bounds(self.machine, "step", cycles, required, macs)
         part = {
             "context": context, "latency_s": cycles / self.machine.clock_hz, "cycles": _whole(cycles),
             "tokens_per_s": self.batch * self.machine.clock_hz / cycles, "energy_j": _middle(energy_),
@@ -236,8 +249,8 @@ class _Run:
         decode_required = float(np.sum(required_bytes(c, self.scheme, contexts, batch=self.batch)))
         decode_macs = float(np.sum(useful_macs(c, contexts))) * self.batch
         prefill_macs *= self.batch
-        self._assert_bounds("prefill", prefill_cycles, prefill_required, prefill_macs)
-        self._assert_bounds("decode", decode_cycles, decode_required, decode_macs)
+        assert_bounds(self.machine, "prefill", prefill_cycles, prefill_required, prefill_macs)
+        assert_bounds(self.machine, "decode", decode_cycles, decode_required, decode_macs)
 
         tokens = steps * self.batch
         latency_s = (prefill_cycles + decode_cycles) / clock
@@ -270,13 +283,7 @@ class _Run:
         return {name: float(np.sum(value)) * self.batch for name, value in events.items()}
 
     def _energy(self, events: dict[str, float], cycles: float) -> Energy | None:
-        known = self.table is not None and self.resources["lut"] is not None
-        return energy(events, cycles, self.machine, self.resources, self.table, scope=self.scope) if known else None
-
-    def _assert_bounds(self, phase: str, cycles: float, required: float, macs: float) -> None:
-        """No result may beat the memory's peak or the array's."""
-        if not (cycles > 0 and cycles >= required / peak_bytes_per_cycle(self.machine) and cycles >= macs / self.machine.array.macs_per_cycle):
-            raise AssertionError(f"{phase}: {cycles} cycles for {required} bytes and {macs} MACs beat the peaks of {self.machine.name}")
+        return energy_if_known(events, cycles, self.machine, self.resources, self.table, self.scope)
 
     def _ops(self, name: str, phase: Phase, passes: list[tuple[np.ndarray, bool]]) -> list[dict]:
         """Operators of a phase. Bytes are those that its passes require, macs the useful ones; cycles add up to the phase's."""

@@ -20,10 +20,10 @@ from headrace.mapping.graph_events import image_bytes, step_events
 from headrace.mapping.transforms import Pass, Work
 from headrace.models.errors import UserError
 from headrace.models.decoder import SIZE_LIMITS
-from headrace.models.operators import MATRIX_KINDS, Lengths, OperatorGraph
-from headrace.models.scheme import Scheme
-from headrace.sim.energy import Energy, EnergyTable, energy
-from headrace.sim.estimate import Workload, board_fit, check_scheme, peak_bytes_per_cycle, utilisation
+from headrace.models.operators import MATRIX_KINDS, Lengths
+from headrace.models.scheme import Scheme, refuse_single_tensors
+from headrace.sim.energy import Energy, EnergyTable
+from headrace.sim.estimate import Workload, assert_bounds, board_fit, check_scheme, energy_if_known, utilisation
 
 PASSES_AT_ONCE = 4096
 """A walk holds a time for every activation and pass."""
@@ -47,8 +47,8 @@ def estimate_graph(
     """`work` at `workload`, whose batch is that of `work`. applied: the document's list of transforms. UserError where a scheme or a length does
     not fit the model."""
     graph, graphs = work.graph, work.graphs
-    for one in graphs:
-        _check(one, scheme, workload)
+    check_scheme(scheme)
+    check_fit(work, scheme, workload)
     room = machine.memory.ports * board.pseudo_channel_bytes or board.ddr_bytes
     held = sum(image_bytes(one, scheme, machine, workload.longest, work.batch) for one in graphs)
     bits = graph.bits_of_cache(scheme)
@@ -80,16 +80,20 @@ def estimate_graph(
     return document
 
 
-def _check(graph: OperatorGraph, scheme: Scheme, workload: Workload) -> None:
-    check_scheme(scheme)
-    linears = {op.matrix.name.rsplit(".", 1)[-1] for op in graph.operators if op.kind in MATRIX_KINDS}
-    for name in scheme.linear_bits:
-        if name not in linears:
-            raise UserError(f"scheme {scheme.name}: linear_bits names {name}; {graph.architecture} has {', '.join(sorted(linears))}")
-    longest = workload.prefill if graph.encoder else workload.longest
-    limit = graph.max_positions or SIZE_LIMITS["max_positions"]
-    if longest > limit:
-        raise UserError(f"context = {longest}; model {graph.name} allows 1 to {limit}")
+def check_fit(work: Work, scheme: Scheme, workload: Workload) -> None:
+    """UserError where the scheme's widths or the positions of a pass are not those of a graph of `work`, on a machine or a GPU."""
+    refuse_single_tensors(scheme, "an operator graph")
+    for graph in work.graphs:
+        linears = {op.matrix.name.rsplit(".", 1)[-1] for op in graph.operators if op.kind in MATRIX_KINDS}
+        for name in scheme.linear_bits:
+            if name not in linears:
+                raise UserError(f"scheme {scheme.name}: linear_bits names {name}; {graph.architecture} has {', '.join(sorted(linears))}")
+        longest = workload.prefill if graph.encoder else workload.longest
+        ahead = max((part.offset for part in work.decode_passes if part.graph is graph), default=0)  # of proposed tokens
+        limit = graph.max_positions or SIZE_LIMITS["max_positions"]
+        if longest + ahead > limit:
+            reason = f" ({longest}, and {ahead} proposed tokens after it)" if ahead else ""
+            raise UserError(f"context = {longest + ahead}{reason}; model {graph.name} allows 1 to {limit}")
 
 
 def _notes(work: Work, document: dict) -> list[str]:
@@ -177,13 +181,11 @@ class _Run:
         return max(totals, key=totals.get)
 
     def _energy(self, tally: _Tally) -> Energy | None:
-        known = self.table is not None and self.resources["lut"] is not None
-        return energy(tally.events, tally.cycles, self.machine, self.resources, self.table, scope=self.scope) if known else None
+        return energy_if_known(tally.events, tally.cycles, self.machine, self.resources, self.table, self.scope)
 
     def _used(self, what: str, cycles: float, macs: float, required: float) -> dict[str, float]:
         """Utilisation; no result may beat the memory's peak or the array's."""
-        if not (cycles > 0 and cycles >= required / peak_bytes_per_cycle(self.machine) and cycles >= macs / self.machine.array.macs_per_cycle):
-            raise AssertionError(f"{what}: {cycles} cycles for {required} bytes and {macs} MACs beat the peaks of {self.machine.name}")
+        assert_bounds(self.machine, what, cycles, required, macs)
         return utilisation(self.machine, cycles, macs, required)
 
     def _decode(self, contexts: np.ndarray) -> tuple[_Tally, np.ndarray]:

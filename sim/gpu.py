@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from headrace.mapping.required import required_bytes, useful_macs
+from headrace.mapping.required import Held, held_bytes, required_bytes, useful_macs
 from headrace.models.configfile import StrictModel, find_config, list_configs, load_model
 from headrace.models.errors import UserError
 from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
@@ -206,20 +206,21 @@ def gpu_rows(choice: GpuChoice, config: DecoderConfig, scheme: Scheme, *, prefil
     """Rows of `headrace compare` for one GPU and decode steps at contexts prefill + 1 .. prefill + decode.
 
     The roofline first, then measured stacks (all, or the one chosen), then measurements at that batch. Beside the keys of the design: "model" (whose tokens), "batch", "limit", "src", "note".
-    Raises UserError when the model does not fit the memory even at the scheme's widths.
+    Raises UserError when the model does not fit the memory even at the scheme's widths; rows in fp16 that do not are those of `rows_left_out`.
     """
     contexts = np.arange(prefill + 1, prefill + decode + 1)
     macs = useful_macs(config, contexts) * batch
     half, packed = fp16_bytes(config, contexts, batch=batch), required_bytes(config, scheme, contexts, batch=batch)
-    return rows_of_steps(choice, config.name, scheme, half, packed, macs, batch, held=(float(half[-1]), float(packed[-1])))
+    held = tuple(held_bytes(config, one, prefill + decode, batch=batch) for one in (None, scheme))
+    return rows_of_steps(choice, config.name, scheme, half, packed, macs, batch, held=held)
 
 
 def rows_of_steps(
     choice: GpuChoice, model: str, scheme: Scheme, half: np.ndarray, packed: np.ndarray, macs: np.ndarray, batch: int, *,
-    held: tuple[float, float],
+    held: tuple[Held, Held],
 ) -> list[dict]:
     """`gpu_rows` of steps that read `half` bytes in fp16 or `packed` under the scheme, and do `macs`: arrays [steps], of the whole batch.
-    held: bytes that must lie in memory, in fp16 and under the scheme."""
+    held: in fp16 and under the scheme."""
     gpu = choice.gpu
     wide_ops = gpu.fp16_flops_per_s
     narrow_ops = max(wide_ops or 0.0, gpu.int8_ops_per_s or 0.0) or None
@@ -228,13 +229,14 @@ def rows_of_steps(
     if scheme.attention is not None:
         raise UserError(f"scheme {scheme.name}: attention: GPU bounds read every key; cost a mask with --transform sparse-attention")
     variants = {"fp16": (half, wide_ops), scheme.name: (packed, narrow_ops)}
-    if held[1] > gpu.memory_bytes:
+    if held[1].total > gpu.memory_bytes:
         raise UserError(
-            f"--gpu {gpu.name}: model {model} needs {held[1] / 1e9:.4g} GB under {scheme.name}; "
+            f"--gpu {gpu.name}: model {model} needs {held[1].total / 1e9:.4g} GB under {scheme.name}; "
             f"it holds {gpu.memory_bytes / 1e9:.4g} GB"
         )
-    fits = {name: size <= gpu.memory_bytes for name, size in zip(variants, held, strict=True)}
-    cached = {name: size <= (gpu.l2_bytes or 0) for name, size in zip(variants, held, strict=True)}
+    fits = {name: size.total <= gpu.memory_bytes for name, size in zip(variants, held, strict=True)}
+    # By what a step reads: an embedding table lies in memory as a whole, but the cache needs a row of it.
+    cached = {name: float(step_bytes[-1]) <= (gpu.l2_bytes or 0) for name, (step_bytes, _) in variants.items()}
 
     rows = []
     for dtype, (step_bytes, ops) in variants.items():
@@ -243,15 +245,12 @@ def rows_of_steps(
             note = "peak bandwidth and compute of the data sheet; nothing is kept in the L2 cache between steps"
             if cached[dtype]:
                 note = (
-                    f"compute peak of the data sheet alone: the model fits the L2 cache of {gpu.l2_bytes / 1e6:.3g} MB, so bandwidth bounds "
+                    f"compute peak of the data sheet alone: what a step reads fits the L2 cache of {gpu.l2_bytes / 1e6:.3g} MB, so bandwidth bounds "
                     "nothing; launch times, which dominate such a model, are not in it"
                 )
             rows.append(_bound_row(gpu, model, dtype, ROOFLINE, batch, bound, gpu.src, note))
-    for share in gpu.bandwidth_fractions if batch == 1 else ():  # the shares are those of batch 1
-        if choice.stack not in (None, share.stack):
-            continue
-        dtype = "fp16" if share.dtype in FLOAT_DTYPES else scheme.name
-        if share.dtype not in FLOAT_DTYPES and CODE_DTYPES.get(share.dtype) != scheme.weight_bits or not fits[dtype] or cached[dtype]:
+    for share, dtype in _shares(choice, scheme, batch):
+        if not fits[dtype] or cached[dtype]:
             continue
         step_bytes, ops = variants[dtype]
         bound = roofline(step_bytes, macs, gpu.memory_bytes_per_s * share.fraction, ops, batch)
@@ -261,15 +260,37 @@ def rows_of_steps(
     return rows
 
 
+def _shares(choice: GpuChoice, scheme: Scheme, batch: int) -> list[tuple[BandwidthFraction, str]]:
+    """(share of bandwidth, dtype of its row) of the stacks chosen; those that serve neither fp16 nor the scheme's codes are left out."""
+    found = []
+    for share in choice.gpu.bandwidth_fractions if batch == 1 else ():  # the shares are those of batch 1
+        wide = share.dtype in FLOAT_DTYPES
+        if choice.stack in (None, share.stack) and (wide or CODE_DTYPES.get(share.dtype) == scheme.weight_bits):
+            found.append((share, "fp16" if wide else scheme.name))
+    return found
+
+
+def rows_left_out(choice: GpuChoice, scheme: Scheme, held: Held, batch: int) -> list[dict]:
+    """The fp16 rows that `gpu_rows` does not give because `held` (of fp16) is more than the GPU's memory: one item for all stacks, or none."""
+    gpu = choice.gpu
+    if held.total <= gpu.memory_bytes:
+        return []
+    stacks = [ROOFLINE, *(share.stack for share, dtype in _shares(choice, scheme, batch) if dtype == "fp16")]
+    return [{
+        "name": gpu.name, "dtype": "fp16", "stacks": list(dict.fromkeys(stacks)), "weight_bytes": held.weights, "cache_bytes": held.cache,
+        "memory_bytes": gpu.memory_bytes,
+    }]  # fmt: skip
+
+
 def break_even_batch(gpu: Gpu, config: DecoderConfig, tokens_per_s: float, *, prefill: int, decode: int, limit: int = 1024) -> int | None:
     """Smallest batch at which the fp16 roofline of `gpu` reaches `tokens_per_s`: below it the machine is faster for certain. None where
     no batch up to `limit` that fits the memory does."""
     contexts = np.arange(prefill + 1, prefill + decode + 1)
     macs = useful_macs(config, contexts)
     for batch in range(1, limit + 1):
-        step_bytes = fp16_bytes(config, contexts, batch=batch)
-        if float(step_bytes[-1]) > gpu.memory_bytes:
+        if held_bytes(config, None, prefill + decode, batch=batch).total > gpu.memory_bytes:
             return None
+        step_bytes = fp16_bytes(config, contexts, batch=batch)
         if float(step_bytes[-1]) <= (gpu.l2_bytes or 0):
             step_bytes = 0 * step_bytes
         if roofline(step_bytes, macs * batch, gpu.memory_bytes_per_s, gpu.fp16_flops_per_s, batch).tokens_per_s >= tokens_per_s:

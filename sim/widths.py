@@ -32,7 +32,9 @@ def measure_losses(
 
     It is measured at 3 bits. The divergence is quadratic in a small change of a linear's outputs, so at other widths it is taken in
     proportion to the mean square of that change, which calibration gives. Texts: the first windows of `tokens`.
+    Linears of `given_widths` are left out.
     """
+    given = given_widths(model.config, scheme)
     executor = FloatExecutor.from_model(model, mask=scheme.mask)
     texts = tokens[:MEASURED_TEXTS, :MEASURED_TOKENS]
     states = executor.states(texts)
@@ -41,6 +43,8 @@ def measure_losses(
     for layer in range(model.config.layers):
         for kind in model.config.linear_names:
             name = f"layers.{layer}.{kind}"
+            if name in given:
+                continue
             weight, inputs = finite_weight(model, name), statistics[input_of(model.config, name)]
             rounded = {bits: round_dense(weight, inputs, bits, scheme.group, method).dequantised() for bits in WIDTHS}
             errors = {bits: inputs.output_error(rounded[bits] - weight) for bits in WIDTHS}
@@ -55,30 +59,44 @@ def measure_losses(
 def choose_widths(
     model: Model, scheme: Scheme, losses: Mapping[str, Mapping[int, float]], bytes_per_weight: float
 ) -> Scheme:
-    """`scheme` with the widths of all linears that lose least while all weights take at most `bytes_per_weight` each."""
+    """`scheme` with the widths of the linears of `losses` that lose least while all weights take at most `bytes_per_weight` each."""
     config = model.config
     check_budget(config, scheme, bytes_per_weight)
     sizes = {
         name: {bits: matrix_bytes(*config.linear_shape(name.rpartition(".")[2]), bits, scheme.group) for bits in widths}
         for name, widths in losses.items()
     }
-    fixed = weight_bytes(config, _narrowest(config, scheme)) - sum(size[WIDTHS[0]] for size in sizes.values())
+    fixed = weight_bytes(config, _narrowest(scheme)) - sum(size[WIDTHS[0]] for size in sizes.values())
     budget = int(bytes_per_weight * config.parameters) - fixed
-    return scheme.model_copy(update={"name": f"{scheme.name}-{bytes_per_weight:g}", "tensor_bits": solve_widths(losses, sizes, budget)})
+    widths = given_widths(config, scheme) | solve_widths(losses, sizes, budget)
+    return scheme.model_copy(update={"name": f"{scheme.name}-{bytes_per_weight:g}", "tensor_bits": widths})
+
+
+def given_widths(config: DecoderConfig, scheme: Scheme) -> dict[str, int]:
+    """Linear -> bits, where `linear_bits` or `tensor_bits` of the scheme say them: a budget leaves those as they are."""
+    names = [f"layers.{layer}.{kind}" for layer in range(config.layers) for kind in config.linear_names]
+    return {
+        name: scheme.bits_of_tensor(name) for name in names
+        if name in scheme.tensor_bits or name.rpartition(".")[2] in scheme.linear_bits
+    }  # fmt: skip
 
 
 def check_budget(config: DecoderConfig, scheme: Scheme, bytes_per_weight: float) -> None:
-    """UserError for a budget that no widths keep; said before they are measured."""
-    least = weight_bytes(config, _narrowest(config, scheme))
+    """UserError for a budget that no widths keep, or where none is left to choose; said before losses are measured."""
+    given = len(given_widths(config, scheme))
+    if given == config.layers * len(config.linear_names):
+        raise UserError(f"--bytes-per-weight {bytes_per_weight:g}: scheme {scheme.name} gives the width of every linear; leave one of the two out")
+    least = weight_bytes(config, _narrowest(scheme))
     if least > bytes_per_weight * config.parameters:
+        others = f", but for {given} whose widths scheme {scheme.name} gives," if given else ""
         raise UserError(
-            f"--bytes-per-weight {bytes_per_weight:g}: with {WIDTHS[0]} bits for every linear of {config.name} its weights take "
+            f"--bytes-per-weight {bytes_per_weight:g}: with {WIDTHS[0]} bits for every linear of {config.name}{others} its weights take "
             f"{least / config.parameters:.4f} bytes each; allowed is more than that"
         )
 
 
-def _narrowest(config: DecoderConfig, scheme: Scheme) -> Scheme:
-    return scheme.model_copy(update={"weight_bits": WIDTHS[0], "linear_bits": {}, "tensor_bits": {}})
+def _narrowest(scheme: Scheme) -> Scheme:
+    return scheme.model_copy(update={"weight_bits": WIDTHS[0]})
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -8,8 +8,10 @@ import click
 from headrace.commands.compress import calibration_tokens
 from headrace.commands.perplexity import read_text
 from headrace.models.errors import UserError
-from headrace.options import json_option, seed_option
+from headrace.options import json_option, seed_option, set_option
 from headrace.output import emit_json, print_table, progress
+
+DEFAULT_SCHEME = "w4a8kv8"
 
 
 class Choices(click.ParamType):
@@ -53,43 +55,49 @@ class Budgets(click.ParamType):
 @click.argument("model")
 @click.option("--text", "text_paths", required=True, multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="UTF-8 text to score; may be repeated.")
 @click.option("-o", "--output", "folder", required=True, type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Where accuracy.json, accuracy.csv and accuracy.png go.")
+@click.option("--scheme", "scheme_name", default=DEFAULT_SCHEME, show_default=True, metavar="NAME_OR_PATH", help="Scheme of what the lists leave open, such as a mask (--set 'scheme.attention={window: 256}').")
 @click.option("--bits", type=Choices((2, 3, 4, 5, 6, 8)), default="3,4,5,6", show_default=True, help="Widths.")
-@click.option("--group", "groups", type=Choices((32, 64, 128)), default="32", show_default=True, help="Codes that share a step and an offset.")
+@click.option("--group", "groups", type=Choices((32, 64, 128)), show_default="the scheme's", help="Codes that share a step and an offset.")
 @click.option("--rounding", "roundings", type=Choices(("nearest", "fitted", "gptq")), default="nearest,gptq", show_default=True)
 @click.option("--scaling", "scalings", type=Choices(("none", "awq", "smoothquant")), default="none", show_default=True)
-@click.option("--keep", "keeps", type=Choices((2, 4, 8, 12, 16)), default="16", show_default=True, help="Weights kept of 16 along K; 16 is dense.")
+@click.option("--keep", "keeps", type=Choices((2, 4, 8, 12, 16)), show_default="the scheme's", help="Weights kept of 16 along K; 16 is dense.")
 @click.option("--mixed", type=Choices(("no", "yes")), default="no", show_default=True, help="The same number in every block, or --keep on average.")
-@click.option("--index-share", "shares", type=Choices((1, 2)), default="2", show_default=True, help="Rows that share an index.")
+@click.option("--index-share", "shares", type=Choices((1, 2)), show_default="the scheme's, or 2", help="Rows that share an index.")
 @click.option("--pruning", "prunings", type=Choices(("magnitude", "wanda", "sparsegpt")), default="sparsegpt", show_default=True)
-@click.option("--kv-bits", "caches", type=Choices((8, 4)), default="8", show_default=True, help="Bits of keys and values in the cache.")
+@click.option("--kv-bits", "caches", type=Choices((8, 4)), show_default="the scheme's", help="Bits of keys and values in the cache.")
 @click.option("--bytes-per-weight", "budgets", type=Budgets(), metavar="LIST", help="Also with widths chosen under these budgets (dense, rounding gptq).")
 @click.option("--calibrate", "files", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="UTF-8 text to calibrate on, never one that is scored; without it the model writes its own.")
 @click.option("--texts", type=click.IntRange(1, 4096), default=64, show_default=True, help="Calibration texts.")
 @click.option("--length", type=click.IntRange(8, 4096), default=256, show_default=True, help="Tokens of each.")
 @click.option("--resume", is_flag=True, help="Go on with the run in DIR; finished rows are kept.")
+@set_option
 @json_option
 @seed_option
 def command(
-    model: str, text_paths: tuple[Path, ...], folder: Path, bits, groups, roundings, scalings, keeps, mixed, shares, prunings, caches, budgets, files,
-    texts: int, length: int, resume: bool, as_json: bool, seed: int,
+    model: str, text_paths: tuple[Path, ...], folder: Path, scheme_name: str, bits, groups, roundings, scalings, keeps, mixed, shares, prunings,
+    caches, budgets, files, texts: int, length: int, resume: bool, overrides: tuple[str, ...], as_json: bool, seed: int,
 ) -> None:  # fmt: skip
     """Compress MODEL in every combination of the lists, score the texts with exact hardware arithmetic, and draw the curve.
 
-    The float model is always scored too. log_perplexity is the mean over the texts. Hours on large models: every row is kept as it comes.
+    The float model, as its file has it, is always scored too. log_perplexity is the mean over the texts. Hours on large models: every row is kept as it comes.
     """
     import hashlib
     from functools import cache
 
+    from headrace.models.configfile import split_overrides
     from headrace.models.registry import load_model
-    from headrace.models.scheme import load_scheme
     from headrace.reports.accuracy import write_curve
     from headrace.sim.accuracy import Way, kept_rows, run_ways, way_of
     from headrace.sim.calibrate import check_scheme, collect
     from headrace.sim.calibration_text import weights_sha256
     from headrace.sim.perplexity import check_length
-    from headrace.sim.session import require_tokenizer
+    from headrace.sim.session import require_tokenizer, scheme_overrides
     from headrace.sim.widths import check_budget, measure_losses
 
+    base = _base_scheme(scheme_name, scheme_overrides(split_overrides(overrides)))
+    groups, caches = groups or (base.group,), caches or (base.kv_bits,)
+    keeps = keeps or (16 if base.sparsity is None else base.sparsity.n,)
+    shares = shares or (2 if base.sparsity is None else base.sparsity.index_share,)
     contents = {path: read_text(path) for path in text_paths}
     scored = {path.stem: text for path, text in contents.items()}
     if len(scored) < len(text_paths):
@@ -109,7 +117,6 @@ def command(
     ]
     ways = list(dict.fromkeys(_plain(way) for way in ways))
     ways += [Way(bits=4, group=g, bytes_per_weight=x, kv_bits=v) for x in budgets or () for g in groups for v in caches]
-    base = load_scheme("w4a8kv8")
     for way in ways:
         check_scheme(loaded.config, way.scheme(base))
         if way.bytes_per_weight is not None:
@@ -132,7 +139,7 @@ def command(
         @cache
         def statistics():
             advance(0, "gathering statistics of inputs")
-            return collect(loaded, tokens)
+            return collect(loaded, tokens, mask=base.mask)
 
         measured: dict = {}
 
@@ -146,17 +153,33 @@ def command(
             loaded, ways, base, encoded, folder, statistics=statistics, losses=losses, resume=resume,
             note=lambda text: advance(0, text), advance=advance, identity=identity,
         )
-    document = {"model": loaded.config.name, "texts": {name: len(text_tokens) for name, text_tokens in encoded.items()}, "rows": rows}
-    document |= write_curve(folder, loaded.config.name, rows)
+    title = loaded.config.name + ("" if base.attention is None else f" with a mask ({base.attention.rules})")
+    document = {
+        "model": loaded.config.name, "scheme": base.name, "texts": {name: len(text_tokens) for name, text_tokens in encoded.items()}, "rows": rows,
+    }  # fmt: skip
+    document |= write_curve(folder, title, rows)
     if as_json:
         emit_json(document, identity, seed)
         return
     print_table(
         ["compression", "bytes/weight", "log perplexity", *encoded],
         [[way_of(row).label, row["bytes_of_weight"], row["log_perplexity"], *row["perplexity"].values()] for row in rows],
-        title=f"{loaded.config.name}: golden executor (simulated); the float row in float32",
+        title=f"{title}: golden executor (simulated); the float row in float32",
     )
     click.echo(f"{document['csv']}\n{document['plot']}")
+
+
+def _base_scheme(name: str, overrides: list[str]):
+    """The scheme that every row starts from; UserError where it has widths that the rows would not keep."""
+    from headrace.models.scheme import load_scheme
+
+    base = load_scheme(name, overrides)
+    for field in ("linear_bits", "tensor_bits"):
+        if getattr(base, field):
+            raise UserError(f"scheme {base.name}: {field} is given, but a row of --bits has one width for all linears; allowed is a scheme without")
+    if any(override.partition("=")[0].strip() == "weight_bits" for override in overrides):
+        raise UserError(f"--set scheme.weight_bits={base.weight_bits}: widths are those of --bits; leave it out")
+    return base
 
 
 def _plain(way):

@@ -98,13 +98,18 @@ def _print(document: dict) -> None:
     title = f"decode of {document['model']}: prefill {document['prefill']}, {document['decode']} steps, batch {document['batch']}"
     title += "".join(f", {_transform(item)}" for item in document.get("transforms", ()))
     print_table(columns, rows, title=title)
+    for note in document.get("notes", ()):
+        click.echo(f"{document['model']}: {note}")
     for row in document["rows"]:
         if row["note"] and (row["kind"] == "estimated" or row["limit"] == "compute"):
             click.echo(f"{row['name']} {row['dtype']} {row['stack']}: {row['note']}")
+    for item in document["left_out"]:
+        needed, each = item["weight_bytes"] + item["cache_bytes"], f"weights {_gb(item['weight_bytes'])}, cache {_gb(item['cache_bytes'])}"
+        click.echo(f"{item['name']} {item['dtype']}, left out ({', '.join(item['stacks'])}): {_gb(needed)} needed ({each}), memory of {_gb(item['memory_bytes'])}")
     for item in document["break_even"]:
         bound, measured = item["tokens_per_s_batch"], item["energy_measured"]
         line = f"{item['machine']} against {item['gpu']}: "
-        line += f"the fp16 roofline passes its tokens/s from batch {bound}" if bound else "no batch up to 1024 has an fp16 roofline of its tokens/s"
+        line += f"the fp16 roofline passes its tokens/s from batch {bound}" if bound else "no batch up to 1024 that fits has an fp16 roofline of its tokens/s"
         if measured:
             line += f"; measured below its J/token from batch {measured['batch']} ({measured['stack']}, {measured['energy_j_per_token']:g} J)"
         click.echo(line)
@@ -113,6 +118,10 @@ def _print(document: dict) -> None:
 def _transform(item: dict) -> str:
     values = ", ".join(f"{key} {value}" for key, value in item.items() if key != "name" and value is not None)
     return item["name"] + (f" ({values})" if values else "")
+
+
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.4g} GB"
 
 
 def _energy(row: dict) -> str | None:

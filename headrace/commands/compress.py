@@ -23,7 +23,7 @@ from headrace.output import check_writable, emit_json, progress
 @click.option("--mixed", is_flag=True, help="Blocks of an N:16 scheme may keep different numbers of weights; its N is their mean.")
 @click.option(
     "--bytes-per-weight", type=click.FloatRange(0.2, 1.2), metavar="X",
-    help="Choose the width of every linear so that all weights together take at most X bytes each, embedding included, at the least measured loss.",
+    help="Choose the width of every linear so that all weights together take at most X bytes each, embedding included, at the least measured loss; widths of scheme.linear_bits and scheme.tensor_bits stay.",
 )
 @click.option("--calibrate", "files", multiple=True, type=click.Path(path_type=Path), metavar="FILE", help="UTF-8 text to calibrate on; may be repeated. Without it the model writes its own.")
 @click.option("--texts", type=click.IntRange(1, 4096), default=64, show_default=True, help="Calibration texts (windows of the files).")
@@ -46,7 +46,7 @@ def command(
     from headrace.models.scheme import load_scheme
     from headrace.sim.calibrate import Method, calibrated, check_scheme, collect
     from headrace.sim.session import scheme_overrides
-    from headrace.sim.widths import check_budget, choose_widths, measure_losses
+    from headrace.sim.widths import check_budget, choose_widths, given_widths, measure_losses
 
     if not is_packed(output):
         raise UserError(f"-o {output}: allowed is a name that ends with {SUFFIX}")
@@ -76,7 +76,7 @@ def command(
         raise UserError(f"--calibrate {files[0]}: rounding nearest reads no texts; leave one of the two out")
     widths = None
     if bytes_per_weight is not None:
-        with progress("measuring what each linear loses", total=linears) as advance:
+        with progress("measuring what each linear loses", total=linears - len(given_widths(loaded.config, scheme))) as advance:
             losses = measure_losses(loaded, scheme, method, statistics, tokens, advance)
         scheme = choose_widths(loaded, scheme, losses, bytes_per_weight)
         widths = scheme.tensor_bits

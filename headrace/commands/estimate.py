@@ -114,7 +114,7 @@ def _refuse_schedule_only(graph, level: str, trace_file: Path | None, context: i
 
 def _print(document: dict) -> None:
     batch = f", batch {document['batch']}" if document["batch"] > 1 else ""
-    graph = f", graph of {document['architecture']}" if document["cost_model"] == "graph" else ""
+    graph = f", operator graph ({document['architecture']})" if document["cost_model"] == "graph" else ""
     graph += "".join(f", {transform['name']}" for transform in document.get("transforms", ()))
     click.echo(f"{document['model']} on {document['machine']}, {document['scheme']}{batch}: {document['kind']}, {document['level']} level{graph}\n")
     parts = {name: document[name] for name in ("prefill", "decode", "step") if document.get(name)}

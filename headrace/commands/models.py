@@ -136,6 +136,7 @@ def _described(model: str, scheme: Scheme) -> dict[str, object] | None:
     return {
         "model": named.resolve().name.removesuffix(".json"),
         "architecture": described.architecture,
+        **({"note": "; ".join(described.notes)} if described.notes else {}),
         "scheme": scheme.name,
         "parameters": counted.parameters,
         "weight_bytes": counted.weight_bytes(scheme),

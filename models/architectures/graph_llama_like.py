@@ -9,7 +9,6 @@ from pydantic import AliasChoices, Field
 
 from headrace.models.architectures import llama_like as sizes
 from headrace.models.architectures.base import DoesNotFit, Size
-from headrace.models.graph import TOKENS
 from headrace.models.masks import Mask
 from headrace.models.operators import Builder, OperatorGraph
 
@@ -33,13 +32,21 @@ class Llama(sizes.Llama):
 
 
 class _Windowed(Llama):
-    """Every layer has the window, or those that `layer_types` says."""
+    """Every layer has the window. A `layer_types` is not asked for, as the published classes do not ask."""
 
     sliding_window: Size | None = None
+
+    def window(self, layer: int) -> int | None:
+        return self.sliding_window
+
+
+class _WindowedByLayer(_Windowed):
+    """Those layers have the window that `layer_types` says, without it those that `slides` says."""
+
     layer_types: LayerTypes | None = Field(default=None, max_length=1024)
 
     def slides(self, layer: int) -> bool:
-        return True
+        raise NotImplementedError
 
     def window(self, layer: int) -> int | None:
         types = self.layer_types
@@ -61,7 +68,7 @@ class Phi3(sizes.Phi3, _Windowed):
     pass
 
 
-class _Qwen(_Windowed):
+class _Qwen(_WindowedByLayer):
     use_sliding_window: bool = False
     sliding_window: Size | None = 4096
     max_window_layers: int = Field(default=28, ge=0, le=1024)
@@ -81,12 +88,15 @@ class Qwen3(sizes.Qwen3, _Qwen):
     pass
 
 
-class Qwen3Moe(sizes.Qwen3Moe, _Qwen):
-    def slides(self, layer: int) -> bool:
-        return True
+class Qwen3Moe(sizes.Qwen3Moe, _Windowed):
+    use_sliding_window: bool = False
+    sliding_window: Size | None = 4096
+
+    def window(self, layer: int) -> int | None:
+        return super().window(layer) if self.use_sliding_window else None
 
 
-class _Gemma(_Windowed):
+class _Gemma(_WindowedByLayer):
     hidden_act: Activation = Field(default="gelu_pytorch_tanh", alias="hidden_activation")
     sliding_window: Size | None = 4096
     attn_logit_softcapping: float | None = None
@@ -112,18 +122,10 @@ class Gemma3(sizes.Gemma, _Gemma):
         return (layer + 1) % self.sliding_window_pattern != 0
 
 
-def gated(b: Builder, act: str, gate: str, up: str, ffn: int) -> str:
-    """act(gate) * up."""
-    function = FUNCTION_OF[act]
-    if function in ("silu", "gelu"):
-        return b.vector(f"{function}_mul", f"{function}_mul", (gate, up), ffn)
-    return b.vector("multiply", "multiply", (b.vector(function, function, (gate,), ffn), up), ffn)
-
-
 def mlp(b: Builder, h: str, width: int, ffn: int, act: str, *, bias: bool = False) -> str:
     up = b.linear("up", h, ffn, width, bias=bias)
     gate = b.linear("gate", h, ffn, width, bias=bias)
-    return b.linear("down", gated(b, act, gate, up, ffn), width, ffn, bias=bias)
+    return b.linear("down", b.gated(FUNCTION_OF[act], gate, up, ffn), width, ffn, bias=bias)
 
 
 def attention(
@@ -139,10 +141,7 @@ def attention(
         k = b.linear("k", h, kv_width, c.hidden_size, bias=qkv_bias)
         v = b.linear("v", h, kv_width, c.hidden_size, bias=qkv_bias)
     if head_norms:
-        q, k = (
-            b.add("rmsnorm", f"{name}_norm", (x,), (count, TOKENS, head), (b.tensor(f"{name}_norm", head, kind="norm"),))
-            for name, x, count in (("q", q, c.num_attention_heads), ("k", k, c.kv_heads))
-        )
+        q, k = b.head_norm("q_norm", q, c.num_attention_heads, head), b.head_norm("k_norm", k, c.kv_heads, head)
     attended = b.attention(
         q, k, v, heads=c.num_attention_heads, kv_heads=c.kv_heads, head_dim=head, mask=Mask(window=c.window(b.layer)), rope=head,
         softcap=softcap,
@@ -234,7 +233,7 @@ def gemma3(name: str, architecture: str, c: Gemma3) -> OperatorGraph:
 def phi3(name: str, architecture: str, c: Phi3) -> OperatorGraph:
     def inner(b: Builder, h: str) -> str:
         both = b.linear("gate_up", h, 2 * c.intermediate_size, c.hidden_size)
-        return b.linear("down", gated(b, c.hidden_act, both, both, c.intermediate_size), c.hidden_size, c.intermediate_size)
+        return b.linear("down", b.gated(FUNCTION_OF[c.hidden_act], both, both, c.intermediate_size), c.hidden_size, c.intermediate_size)
 
     return _decoder(name, architecture, c, inner, fused=True)
 

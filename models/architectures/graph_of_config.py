@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from headrace.models.decoder import DecoderConfig
-from headrace.models.graph import LOGITS, TOKENS
+from headrace.models.graph import LOGITS
 from headrace.models.masks import Mask
 from headrace.models.operators import Builder, OperatorGraph
+
+DECODER = "decoder-only transformer"
+"""Architecture of what is no plain Llama: such a config has sizes and operators, but no name of a published class."""
 
 _FUNCTIONS = {"silu": "silu", "gelu_tanh": "gelu", "relu": "relu"}
 """Activation of a config -> kind of operator."""
@@ -14,7 +17,7 @@ _FUNCTIONS = {"silu": "silu", "gelu_tanh": "gelu", "relu": "relu"}
 def graph_of_config(config: DecoderConfig) -> OperatorGraph:
     """Linears of query, key and value apart, as `config` has them."""
     c = config
-    architecture = "LlamaForCausalLM" if c.plain_llama else "another decoder"
+    architecture = "LlamaForCausalLM" if c.plain_llama else DECODER
     b, layer_norm = Builder(c.name, architecture), c.norm == "layernorm"
     x = b.embedding("embedding", c.vocab, c.width)
     if c.embedding_scale != 1:
@@ -40,10 +43,7 @@ def _linear(b: Builder, c: DecoderConfig, name: str, x: str) -> str:
 def _attention(b: Builder, c: DecoderConfig, h: str) -> str:
     q, k, v = (_linear(b, c, name, h) for name in "qkv")
     if c.qk_norm:
-        q, k = (
-            b.add("rmsnorm", f"{name}_norm", (made,), (heads, TOKENS, c.head_dim), (b.tensor(f"{name}_norm", c.head_dim, kind="norm"),))
-            for name, made, heads in (("q", q, c.heads), ("k", k, c.kv_heads))
-        )
+        q, k = b.head_norm("q_norm", q, c.heads, c.head_dim), b.head_norm("k_norm", k, c.kv_heads, c.head_dim)
     attended = b.attention(
         q, k, v, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim, mask=Mask(window=c.window_of(b.layer)),
         rope=c.head_dim if c.positions == "rope" else 0, softcap=c.score_cap is not None,
@@ -55,10 +55,7 @@ def _mlp(b: Builder, c: DecoderConfig, h: str) -> str:
     up, function = _linear(b, c, "up", h), _FUNCTIONS[c.activation]
     if not c.gated:
         return _linear(b, c, "down", b.vector(function, function, (up,), c.ffn))
-    gate = _linear(b, c, "gate", h)
-    if function in ("silu", "gelu"):
-        return _linear(b, c, "down", b.vector(f"{function}_mul", f"{function}_mul", (gate, up), c.ffn))
-    return _linear(b, c, "down", b.vector("multiply", "multiply", (b.vector(function, function, (gate,), c.ffn), up), c.ffn))
+    return _linear(b, c, "down", b.gated(function, _linear(b, c, "gate", h), up, c.ffn))
 
 
 def _added(b: Builder, c: DecoderConfig, half: str, x: str, delta: str, layer_norm: bool) -> str:

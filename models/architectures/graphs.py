@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from headrace.models.architectures import config_path, describe, graph_llama_like, graph_state_space, graph_with_biases
@@ -13,7 +14,6 @@ from headrace.models.decoder import DecoderConfig
 from headrace.models.formats.hf import read_hf_config
 from headrace.models.operators import OperatorGraph
 from headrace.models.registry import model_config, model_path
-from headrace.models.formats.safetensors_file import read_json
 
 GRAPHS = {**graph_llama_like.GRAPHS, **graph_with_biases.GRAPHS, **graph_state_space.GRAPHS}
 """Class -> (fields, function of name, class and fields)."""
@@ -26,9 +26,10 @@ def read_graph(path: str | Path) -> OperatorGraph:
     fields, build = GRAPHS[described.architecture]
     named = path if path.name != "config.json" else path.parent
     try:
-        return build(named.resolve().name.removesuffix(".json"), described.architecture, validate(fields, read_json(path), source=str(path)))
+        checked = validate(fields, described.document, source=described.source)
+        return replace(build(named.resolve().name.removesuffix(".json"), described.architecture, checked), notes=described.notes)
     except DoesNotFit as error:
-        raise UserError(f"{path}: {error.field} = {error.value!r}; allowed is {error.allowed}") from None
+        raise UserError(f"{described.source}: {error.field} = {error.value!r}; allowed is {error.allowed}") from None
 
 
 def load_graph(name_or_path: str | Path) -> OperatorGraph:

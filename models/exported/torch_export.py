@@ -57,8 +57,7 @@ def export_module(
         with torch.no_grad():
             program = torch.export.export(module, tuple(example_inputs), dynamic_shapes=dynamic_shapes)
     except Exception as error:  # what stops an export is the module's own code, so any exception is possible
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise UserError(f"module {name}: torch.export: {type(error).__name__}: {' '.join(lines[:3])[:400]}") from error
+        raise UserError(f"module {name}: torch.export: {_in_short(error)}") from error
     return from_exported(program, name=name, names=_dim_names(program, module, example_inputs, dynamic_shapes))
 
 
@@ -84,9 +83,15 @@ def from_exported(program: torch.export.ExportedProgram, *, name: str = "module"
         try:
             with torch.no_grad():
                 program = program.run_decompositions(table)
-        except Exception:  # a rule that does not take the module's use of its operator: what was not known stays so
-            break
+        except Exception as error:  # the rules are functions of PyTorch's that say nowhere what they raise; what was not known stays so
+            reason = f"; PyTorch's rules to take it apart: {_in_short(error)}"
+            raise UserError(f"module {name}: {_what_is_unknown(list(unknown.values()), asked)}{reason}") from error
     raise UserError(f"module {name}: {_what_is_unknown(list(unknown.values()), asked)}")
+
+
+def _in_short(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {' '.join(lines[:3])[:400]}"
 
 
 def _what_is_unknown(found: Sequence[tuple[Any, str]], asked: Mapping[str, Any]) -> str:

@@ -98,15 +98,11 @@ def _cast(given: Arguments, result: TensorType, types: Mapping[str, TensorType])
     return "cast", {"input": given["input"], "dtype": result.dtype}
 
 
-def _filled(fill: float | None) -> _Rule:
+def _filled(fill: float | None, *, like: bool = False) -> _Rule:
+    """fill None: the value is an argument. like: of the size of another tensor."""
+    operator, size = ("full_like", "input") if like else ("full", "size")
     return lambda given, result, types: (
-        "full", {"size": given["size"], "fill_value": given["fill_value"] if fill is None else fill, "dtype": result.dtype}
-    )
-
-
-def _filled_like(fill: float | None) -> _Rule:
-    return lambda given, result, types: (
-        "full_like", {"input": given["input"], "fill_value": given["fill_value"] if fill is None else fill, "dtype": result.dtype}
+        operator, {size: given[size], "fill_value": given["fill_value"] if fill is None else fill, "dtype": result.dtype}
     )
 
 
@@ -175,12 +171,12 @@ _RULES: dict[str, _Rule] = {
     "to": _cast, "_to_copy": _cast, "type_as": _cast, "chunk": _chunk, "arange": _arange, "pad": _pad, "batch_norm": _batch_norm,
     "_native_batch_norm_legit_no_training": _batch_norm, "t": _transpose, "mT": _transpose,
     "var": _spread, "std": lambda given, result, types: ("std", _spread(given, result, types)[1]),
-    **dict.fromkeys(("empty", "empty_permuted", "new_empty"), _filled(0)), "empty_like": _filled_like(0),  # whatever memory held
+    **dict.fromkeys(("empty", "empty_permuted", "new_empty"), _filled(0)), "empty_like": _filled(0, like=True),  # whatever memory held
     **dict.fromkeys(("max_pool1d", "max_pool2d", "max_pool3d", "max_pool2d_with_indices", "avg_pool1d", "avg_pool2d", "avg_pool3d"), _pool),
     "conv1d": _convolution, "conv2d": _convolution, "conv3d": _convolution, "convolution": _convolution,
     "full": _filled(None), "ones": _filled(1), "zeros": _filled(0), "new_full": _filled(None), "new_ones": _filled(1),
     "new_zeros": _filled(0),
-    "full_like": _filled_like(None), "ones_like": _filled_like(1), "zeros_like": _filled_like(0),
+    "full_like": _filled(None, like=True), "ones_like": _filled(1, like=True), "zeros_like": _filled(0, like=True),
     "scalar_tensor": lambda given, result, types: ("full", {"size": (), "fill_value": given["s"], "dtype": result.dtype}),
     "rsub": lambda given, result, types: ("sub", {"input": given["other"], "other": given["input"], "alpha": given["alpha"]}),
     "square": lambda given, result, types: ("pow", {"input": given["input"], "exponent": 2}),

@@ -66,13 +66,16 @@ class ConfigFields:
             return width // heads
         return self.integer("head_dim", default)
 
-    def layer_types(self, layers: int, default: Callable[[int], bool]) -> tuple[int, ...]:
-        """The layers that have the sliding window: those that `layer_types` says, else where `default(layer)` is true."""
+    def all_layers(self, layers: int) -> tuple[int, ...]:
         if not 1 <= layers <= SIZE_LIMITS["layers"]:
             raise self.refuse("num_hidden_layers", layers, f"1 to {SIZE_LIMITS['layers']}")
-        types = self.get("layer_types")
+        return tuple(range(layers))
+
+    def layer_types(self, layers: int, default: Callable[[int], bool]) -> tuple[int, ...]:
+        """The layers that have the sliding window: those that `layer_types` says, else where `default(layer)` is true."""
+        every, types = self.all_layers(layers), self.get("layer_types")
         if types is None:
-            return tuple(layer for layer in range(layers) if default(layer))
+            return tuple(layer for layer in every if default(layer))
         if not isinstance(types, list) or len(types) != layers or any(kind not in (_LOCAL, _GLOBAL) for kind in types):
             raise self.refuse("layer_types", types, f"a list of {layers}, each {_LOCAL!r} or {_GLOBAL!r}")
         return tuple(layer for layer, kind in enumerate(types) if kind == _LOCAL)
@@ -175,7 +178,7 @@ def _mistral(fields: ConfigFields) -> dict[str, object]:
     result = _llama_like(fields, kv_heads=8, max_positions=131072)
     # An absent field is the class's 4096, null is no window.
     window = fields.integer("sliding_window", 4096) if fields.document.get("sliding_window", 4096) is not None else None
-    return result | _windowed(window, fields.layer_types(result["layers"], lambda layer: True))
+    return result | _windowed(window, fields.all_layers(result["layers"]))  # the class does not ask for layer_types
 
 
 def _qwen(fields: ConfigFields, result: dict[str, object]) -> dict[str, object]:

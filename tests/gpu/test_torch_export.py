@@ -228,6 +228,15 @@ def test_what_is_refused(function, words):
     assert words in refusal(function)
 
 
+def test_what_pytorch_says_of_a_rule_that_fails_is_told(monkeypatch):
+    def broken(program, table):
+        raise NotImplementedError("no rule\nfor this")
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", broken)
+    told = refusal(lambda self, x: torch.linalg.qr(x)[0])
+    assert "aten.linalg_qr.default is not known" in told and told.endswith("; PyTorch's rules to take it apart: NotImplementedError: no rule for this")
+
+
 def test_a_module_in_training_is_refused():
     with pytest.raises(UserError, match=r"training mode; allowed is one after module.eval\(\)"):
         export_module(nn.Linear(2, 2), (torch.ones(1, 2),))

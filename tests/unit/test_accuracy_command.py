@@ -112,6 +112,30 @@ def test_resume_goes_on_after_an_interruption(tmp_path, capsys, texts, monkeypat
         assert (folder / "accuracy.json").read_bytes() == before
 
 
+def test_a_scheme_gives_what_the_lists_leave_open(tmp_path, capsys, texts, monkeypatch):
+    from headrace.sim import calibrate
+
+    masks, folder, masked = [], tmp_path / "out", ("--set", "scheme.attention={window: 6, sinks: 1}")
+    collect = calibrate.collect
+    monkeypatch.setattr(calibrate, "collect", lambda *given, mask: masks.append(mask) or collect(*given, mask=mask))
+    how = ("--bits", "4", *masked, "--set", "scheme.group=64", "--set", "scheme.kv_bits=4")
+    document = run(capsys, folder, texts, *how)
+    scheme = load_scheme("w4a8kv8", ["attention={window: 6, sinks: 1}", "group=64", "kv_bits=4"])
+    plain, nearest, gptq = document["rows"]
+    assert document["scheme"] == scheme.name and masks == [scheme.mask]
+    assert (nearest["group"], nearest["kv_bits"], nearest["keep"], gptq["rounding"]) == (64, 4, 16, "gptq")
+    model = load_model("embedded")
+    tokens = {name: model.tokenizer.encode(text) for name, text in WORDS.items()}
+    assert nearest["perplexity"] == {name: perplexity(GoldenExecutor(quantise_model(model, scheme)), ids).perplexity for name, ids in tokens.items()}
+    assert plain["perplexity"] == {name: perplexity(FloatExecutor.from_model(model), ids).perplexity for name, ids in tokens.items()}
+    assert run(capsys, folder, texts, *how, "--resume")["rows"] == document["rows"]
+    again = ("accuracy", "embedded", *texts, "-o", folder, "--texts", "4", "--length", "24", "--bits", "4", "--resume")
+    assert "is of another model, scheme, calibration or texts" in refused(capsys, *again)
+    assert "is of attention under a mask (window 6, sinks 1)" in refused(capsys, "compare", "embedded", "--machine", "nano", "--accuracy", folder)
+    listed = run(capsys, tmp_path / "listed", texts, "--bits", "4", "--rounding", "nearest", "--scheme", "w4a8kv8-n8", "--group", "32,64", "--index-share", "1")
+    assert [(row["group"], row["keep"], row["index_share"], row["kv_bits"]) for row in listed["rows"][1:]] == [(32, 8, 1, 8), (64, 8, 1, 8)]
+
+
 def test_results_that_are_none_are_refused(tmp_path):
     config = load_model("embedded").config
     row = row_of(Way(rounding="nearest"), 1000, config.parameters, {"a": 2.0})
@@ -134,7 +158,10 @@ def test_results_that_are_none_are_refused(tmp_path):
         (("--text", "other/a.txt"), "--text: two files have the same name"), (("--calibrate", "a.txt"), "--calibrate a.txt: is scored too"), (("--calibrate", "c.txt"), "at least one window of 256"),
         (("--calibrate", "c.txt", "--rounding", "nearest"), "none of these compressions reads texts"), (("--length", "5000"), "5000 is not in the range"),
         (("--length", "4096"), "--length 4096: model embedded has max_positions"), (("--text", "long.txt"), r"text: has \d+ tokens; allowed are 2 to"), (("--text", "empty.txt"), "is empty"),
-        (("-o", "a.txt/x"), "-o a.txt/x: cannot be made"), (("--set", "scheme.group=64"), "No such option"),
+        (("-o", "a.txt/x"), "-o a.txt/x: cannot be made"), (("--scheme", "none"), "'none'"),
+        (("--set", "scheme.weight_bits=3"), "--set scheme.weight_bits=3: widths are those of --bits"), (("--set", "clock_hz=1"), "this backend uses no machine"),
+        (("--set", "scheme.linear_bits={down: 8}"), "linear_bits is given, but a row of --bits has one width"), (("--set", "scheme.activation_bits=16"), "activation_bits = 16; allowed"),
+        (("--set", "scheme.tensor_bits={layers.0.q: 8}"), "tensor_bits is given"), (("--set", "scheme.kv_bits=16"), "kv_bits = 16; allowed"),
     ],
 )
 def test_mistakes_are_one_line_and_nothing_is_written(options, message, tmp_path, capsys, texts, monkeypatch):

@@ -7,6 +7,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.models.architectures import ARCHITECTURES, describe
+from headrace.models.architectures.graphs import read_graph
 from headrace.models.errors import UserError
 from headrace.models.decoder import DecoderConfig
 from headrace.models.formats.hf import read_hf_config
@@ -107,6 +108,41 @@ def test_changes_of_a_config_that_move_the_counts(tmp_path):
     expert = 3 * 2048 * 768
     assert moe.parameters - sparser.parameters == 128 * expert + 128 * 2048 - 3 * 2048 * 6144
     assert moe.macs_per_token - sparser.macs_per_token == 8 * expert + 128 * 2048 - 3 * 2048 * 6144
+
+
+GEMMA_3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": {"hidden_size": 1152},
+    "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34, "sliding_window": 1024},
+}  # fmt: skip
+
+
+def test_the_text_part_of_a_model_of_text_and_images(tmp_path, capsys):
+    """Gemma 3 4B: 4,300,079,472 parameters are published, of them 419,816,304 of SigLIP and of what joins it."""
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B))
+    described, graph = describe(tmp_path), read_graph(tmp_path)
+    assert (described.architecture, described.part_of) == ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+    assert described.counted.parameters == graph.parameters == 4_300_079_472 - 419_816_304
+    assert {op.mask.window for op in graph.operators if op.mask is not None} == {1024, None}
+    said = "the text part of Gemma3ForConditionalGeneration alone"
+    for command in (["models", "show"], ["estimate", "milli"], ["compare", "--gpu", "A100"]):
+        where = [*command[:1], str(tmp_path), *command[1:]] if command[0] != "models" else [*command, str(tmp_path)]
+        assert main(where) == 0 and said in " ".join(capsys.readouterr().out.split())
+    assert describe(config_of("gemma-3-1b")).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"text_config": None}, "text_config = 'None'"), ({"text_config": {"hidden_size": 0}}, "config.json: text_config: field 'hidden_size' = 0"),
+        ({"text_config": {"num_key_value_heads": 3}}, "config.json: text_config: num_key_value_heads = 3"),
+        ({"text_config": {"num_hidden_layers": 2, "layer_types": []}}, "config.json: text_config: layer_types"),
+        ({"architectures": ["OtherForConditionalGeneration"]}, "text_config is a config.json of its own"),
+    ],
+)
+def test_a_text_part_that_does_not_fit_is_named(tmp_path, change, message):
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA_3_4B | change))
+    with pytest.raises(UserError, match=message):
+        read_graph(tmp_path)
 
 
 def test_show_and_what_else_refuses(capsys):

@@ -50,6 +50,20 @@ def test_gpu_alone_needs_no_machine(capsys):
     assert any(row["kind"] == "measured" and row["batch"] == 64 for row in rows)
 
 
+@pytest.mark.parametrize("transforms", [(), ("--transform", "gqa:kv_heads=40")])
+def test_rows_that_do_not_fit_are_named(capsys, transforms):
+    """By the schedule and by the graph; the transform changes nothing."""
+    how = ("compare", "llama2-13b", "--gpu", "L4", "--gpu", "A100", *SHORT, *transforms)
+    document = json.loads(run(capsys, *how, "--json")[1])
+    (item,) = document["left_out"]
+    assert (item["name"], item["dtype"], item["stacks"][0], item["memory_bytes"]) == ("L4", "fp16", "roofline", 24_000_000_000)
+    assert (item["weight_bytes"], item["cache_bytes"]) == (2 * 13_015_864_320, 20 * 40 * 2 * 5120 * 2)
+    assert [row["name"] for row in document["rows"] if row["kind"] == "bound" and row["dtype"] == "fp16"][:1] == ["A100-SXM-80"]
+    line = next(line for line in run(capsys, *how)[1].splitlines() if "left out" in line)
+    assert line.startswith("L4 fp16, left out (roofline") and line.endswith("26.05 GB needed (weights 26.03 GB, cache 0.01638 GB), memory of 24 GB")
+    assert json.loads(run(capsys, "compare", "embedded", "--gpu", "L4", *SHORT, "--json")[1])["left_out"] == []
+
+
 def test_table(capsys):
     status, out, _ = run(capsys, "compare", "smollm2-135m", "--machine", "nano", "--gpu", "V100", *SHORT)
     assert status == 0 and "nano against V100-SXM2-32" in out

@@ -56,6 +56,7 @@ def refused(capsys, *arguments):
         (("--set", "scheme.sparsity={n: 8, m: 16, index_share: 2}", "--mixed"), {"pruning": "sparsegpt"}, {4}),
         (("--scheme", "w4a8kv8-n8", "--rounding", "nearest", "--pruning", "magnitude"), {"pruning": "magnitude", "calibration": None}, {4}),
         (("--bytes-per-weight", "0.66"), {"rounding": "gptq"}, {3, 4, 5, 6, 8}),
+        (("--bytes-per-weight", "0.66", "--set", "scheme.tensor_bits={layers.0.q: 2}"), {"rounding": "gptq"}, {2, 3, 4, 5, 6, 8}),
     ],
 )
 def test_every_method_writes_a_file_that_runs(options, made, bits, tmp_path, capsys):
@@ -68,6 +69,7 @@ def test_every_method_writes_a_file_that_runs(options, made, bits, tmp_path, cap
     assert document["bytes_per_weight"] == packed.model.required_bytes / config.parameters
     assert {layer[name].bits for layer in packed.model.layers for name in config.linear_names} <= bits
     if "--bytes-per-weight" in options:
+        assert packed.model.layers[0]["q"].bits == 2 or len(options) == 2
         assert document["bytes_per_weight"] <= 0.66 and document["widths"] == packed.model.scheme.tensor_bits and len(set(document["widths"].values())) > 1
     else:
         assert document["widths"] is None

@@ -11,7 +11,7 @@ from headrace.models.registry import load_model
 from headrace.models.scheme import load_scheme, matrix_bytes, weight_bytes
 from headrace.sim.calibrate import Method, calibrated, collect, round_dense
 from headrace.sim.float_model import FloatExecutor
-from headrace.sim.widths import WIDTHS, choose_widths, measure_losses
+from headrace.sim.widths import WIDTHS, choose_widths, given_widths, measure_losses
 
 SEED = 20261130
 
@@ -112,3 +112,24 @@ def test_chosen_widths_keep_the_bytes_of_every_weight(embedded, measured):
     assert len({layer["q"].bits for layer in compressed.layers} | {layer["down"].bits for layer in compressed.layers}) > 1
     with pytest.raises(UserError, match=r"--bytes-per-weight 0.3: with 3 bits for every linear of embedded its weights take 0\.\d+ bytes each"):
         choose_widths(model, scheme, measured, 0.3)
+
+
+def test_widths_of_the_scheme_stay(embedded, measured):
+    model, tokens, statistics = embedded
+    config, given = model.config, {"layers.0.q": 3, "layers.1.down": 2}
+    scheme = load_scheme("w4a8kv8", ["linear_bits={k: 8, q: 6}", "tensor_bits={layers.0.q: 3, layers.1.down: 2}"])
+    given |= {f"layers.{layer}.{kind}": bits for layer in range(config.layers) for kind, bits in (("k", 8), ("q", 6)) if (layer, kind) != (0, "q")}
+    assert given_widths(config, scheme) == given
+    steps = []
+    losses = measure_losses(model, scheme, Method(rounding="fitted"), statistics, tokens, steps.append)
+    assert losses == {name: loss for name, loss in measured.items() if name not in given} and sum(steps) == len(losses)
+    for budget in (0.6, 0.75):
+        chosen = choose_widths(model, scheme, losses, budget)
+        assert chosen.tensor_bits.keys() == measured.keys() and chosen.tensor_bits.items() >= given.items()
+        compressed = calibrated(model, chosen, Method(rounding="fitted"), statistics)
+        assert compressed.required_bytes == weight_bytes(config, chosen) <= budget * config.parameters
+    with pytest.raises(UserError, match=rf"--bytes-per-weight 0.3: .*, but for {len(given)} whose widths scheme w4a8kv8.* gives, its weights take"):
+        choose_widths(model, scheme, losses, 0.3)
+    everything = scheme.model_copy(update={"linear_bits": dict.fromkeys(config.linear_names, 4)})
+    with pytest.raises(UserError, match="gives the width of every linear"):
+        choose_widths(model, everything, losses, 0.7)

@@ -172,7 +172,38 @@ def test_speculation_is_said(capsys, tmp_path):
     assert counts["lm_head"] == pytest.approx(4 * 4 / 1.875) and counts["draft.lm_head"] == pytest.approx(4 * 3 / 1.875)
     assert "4 passes and reads the weights as often" in d["note"]
     status, out, _ = run(capsys, "estimate", "embedded", "nano", "--context", "9", "--transform", text)
-    assert status == 0 and "1.875 tokens a verification" in out and "graph of LlamaForCausalLM, speculative" in out
+    assert status == 0 and "1.875 tokens a verification" in out and "operator graph (LlamaForCausalLM), speculative" in out
+
+
+def test_no_pass_lies_past_the_positions_of_the_model_or_the_draft(capsys, tmp_path):
+    """A verification of k + 1 positions ends k after the token's own; the draft's last pass is one before that."""
+    long = config(tmp_path, "gpt2")
+    (tmp_path / "short").mkdir()
+    short = config(tmp_path / "short", "gpt2", n_positions=1023)
+
+    def words(command, model, draft, context):
+        transform = ("--transform", f"speculative:draft={draft},k=3,acceptance=0.5")
+        lengths = ("--context", str(context)) if command == "estimate" else ("--prefill", str(context - 1), "--decode", "1")
+        status, _, err = run(capsys, command, model, *(("nano",) if command == "estimate" else ("--gpu", "A100/roofline")), *lengths, *transform)
+        assert (status, err.count("\n")) == ((2, 1) if err else (0, 0))
+        return err
+
+    for command in ("estimate", "compare"):
+        assert not words(command, long, long, 1021)
+        assert "context = 1025 (1022, and 3 proposed tokens after it); model gpt2 allows 1 to 1024" in words(command, long, long, 1022)
+        assert not words(command, long, short, 1021)
+        assert "context = 1024 (1021, and 3 proposed tokens after it); model gpt2 allows 1 to 1023" in words(command, short, long, 1021)
+    assert "context = 1025; model gpt2 allows 1 to 1024" in run(capsys, "compare", long, "--gpu", "A100", "--prefill", "1024", "--decode", "1")[2]
+    status, _, err = run(capsys, "compare", "llama2-7b", "--gpu", "A100", "--prefill", "4096", "--decode", "1")
+    assert status == 2 and "context = 4097; model llama2-7b allows 1 to 4096" in err
+
+
+@pytest.mark.parametrize(
+    ("field", "words"), [("tensor_bits={layers.0.q: 8}", "an operator graph has one width for a linear of all layers"), ("linear_bits={q: 8}", "linear_bits names q")]
+)
+def test_widths_that_a_graph_lacks_are_refused_without_a_machine(capsys, tmp_path, field, words):
+    status, _, err = run(capsys, "compare", config(tmp_path, "gpt2"), "--gpu", "A100", "--set", f"scheme.{field}")
+    assert (status, err.count("\n")) == (2, 1) and words in err
 
 
 def test_gpu_rooflines_read_weights_once_a_verification(capsys):
@@ -197,6 +228,12 @@ def test_compare_takes_other_architectures(capsys, tmp_path):
     # Experts that a token does not take must lie in memory all the same: 93 GB in 16 bits.
     rows = document(capsys, "compare", str(CONFIGS / "mixtral-8x7b.json"), "--gpu", "A100/roofline", "--decode", "2", "--prefill", "3")["rows"]
     assert [row["dtype"] for row in rows] == ["w4a8kv8"]
+
+
+def test_a_model_without_a_class_is_a_decoder_only_transformer(capsys):
+    """By a name of configs/models or from GGUF: sizes are known, a published class is not."""
+    status, out, _ = run(capsys, "estimate", "gemma3-270m", "nano", "--context", "4")
+    assert status == 0 and "operator graph (decoder-only transformer)\n" in out
 
 
 def test_help_lists_every_transform(capsys):

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from headrace.mapping.required import useful_macs
+from headrace.mapping.required import held_bytes, useful_macs
 from headrace.models.configfile import list_configs
 from headrace.models.errors import UserError
 from headrace.models.registry import model_config
 from headrace.models.scheme import load_scheme
 from headrace.sim.gpu import (
-    DEFAULT_VARIANTS, GpuChoice, break_even_batch, break_even_measured, fp16_bytes, gpu_rows, load_gpu, parse_gpu, roofline, sources_of,
+    DEFAULT_VARIANTS, GpuChoice, break_even_batch, break_even_measured, fp16_bytes, gpu_rows, load_gpu, parse_gpu, roofline,
+    rows_left_out, sources_of,
 )
 
 LLAMA = model_config("llama2-7b")
@@ -121,6 +122,27 @@ def test_a_model_that_does_not_fit():
     assert names == {"w4a8kv8"}
     with pytest.raises(UserError, match="it holds 2 GB"):
         gpu_rows(GpuChoice(gpu.model_copy(update={"memory_bytes": 2_000_000_000}), None), LLAMA, W4, prefill=8, decode=8)
+
+
+def test_what_is_left_out_is_said():
+    gpu = load_gpu("A100").model_copy(update={"memory_bytes": 8_000_000_000})
+    held = held_bytes(LLAMA, None, 16, batch=4)
+    assert (held.weights, held.cache) == (2 * LLAMA.parameters, 4 * 16 * 2 * 2 * LLAMA.layers * LLAMA.kv_width)
+    assert rows_left_out(parse_gpu("A100"), W4, held, 1) == []
+    one = {"name": gpu.name, "dtype": "fp16", "weight_bytes": held.weights, "cache_bytes": held.cache, "memory_bytes": 8_000_000_000}
+    given = {(row["dtype"], row["stack"]) for row in rows("A100") if row["kind"] == "bound" and row["dtype"] == "fp16"}
+    (item,) = rows_left_out(GpuChoice(gpu, None), W4, held, 1)
+    assert item == {**one, "stacks": item["stacks"]} and {("fp16", stack) for stack in item["stacks"]} == given and len(given) > 1
+    assert rows_left_out(GpuChoice(gpu, "gpt-fast"), W4, held, 4) == [{**one, "stacks": ["roofline"]}]
+
+
+def test_the_whole_embedding_table_lies_in_memory():
+    """Untied: a step reads one row of it, but a memory that holds no more than what a step reads does not hold the model."""
+    contexts = np.arange(9, 17)
+    gpu = load_gpu("A100").model_copy(update={"memory_bytes": int(fp16_bytes(LLAMA, contexts)[-1]) + 1})
+    found = gpu_rows(GpuChoice(gpu, "roofline"), LLAMA, W4, prefill=8, decode=8)
+    assert {row["dtype"] for row in found} == {"w4a8kv8"}
+    assert break_even_batch(gpu, LLAMA, 1.0, prefill=8, decode=8) is None
 
 
 def test_a_model_in_the_cache_is_not_bound_by_bandwidth():

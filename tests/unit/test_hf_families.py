@@ -15,6 +15,7 @@ from tokenizers import models as models_of_tokenizers
 
 from headrace.kernels.contract import decoders, f32, functions
 from headrace.models.architectures import describe
+from headrace.models.architectures.graphs import read_graph
 from headrace.models.errors import UserError
 from headrace.models.decoder import DecoderConfig
 from headrace.models.graph import KINDS, build_graph, visible_pairs
@@ -248,6 +249,21 @@ def test_counts_of_published_models_are_those_of_their_description(tmp_path, nam
     assert (config.parameters, config.macs_per_token) == (counted.parameters, counted.macs_per_token)
     assert config.kv_bytes_per_token(8) == counted.kv.bytes_per_token(8)
     assert weight_bytes(config, load_scheme("w4a8kv8")) == counted.weight_bytes(load_scheme("w4a8kv8"))
+
+
+@pytest.mark.parametrize("name", ["mistral-7b", "qwen2.5-7b"])
+def test_layer_types_count_where_the_published_class_reads_them(tmp_path, name):
+    document = json.loads((DATA / "hf_configs" / f"{name}.json").read_text())
+    types = ["full_attention"] * (document["num_hidden_layers"] - 1) + ["sliding_attention"]
+    changes = {"layer_types": types, "sliding_window": 64, "use_sliding_window": True}
+    (tmp_path / "config.json").write_text(json.dumps(document | changes))
+    config, graph = read_hf_config(tmp_path), read_graph(tmp_path)
+    every = tuple(range(len(types)))
+    assert config.window_layers == (every if name == "mistral-7b" else every[-1:])
+    assert tuple(op.layer for op in graph.operators if op.kind == "attention_qk" and op.mask.window == 64) == config.window_layers
+    (tmp_path / "config.json").write_text(json.dumps(document | changes | {"num_hidden_layers": 10**9}))
+    with pytest.raises(UserError, match="num_hidden_layers = '1000000000'"):
+        read_hf_config(tmp_path)
 
 
 def test_published_models_in_words(tmp_path):

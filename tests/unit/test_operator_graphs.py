@@ -148,6 +148,9 @@ def test_gemma_3_has_five_local_layers_to_a_global_one(tmp_path):
     graph = read_graph(changed(tmp_path, "gemma-3-1b", sliding_window=512))
     windows = [op.mask.window for op in ops(graph, "attention_qk")]
     assert windows[:12] == ([512] * 5 + [None]) * 2 and len(windows) == 26
+    types = ["full_attention"] * 25 + ["sliding_attention"]
+    graph = read_graph(changed(tmp_path, "gemma-3-1b", layer_types=types))
+    assert [op.mask.window for op in ops(graph, "attention_qk")] == [None] * 25 + [4096]
     for field in ("sliding_window_pattern", "_sliding_window_pattern"):
         other = read_graph(changed(tmp_path, "gemma-3-1b", **{field: 2}))
         assert [op.mask.window for op in ops(other, "attention_qk")][:4] == [4096, None] * 2
@@ -158,6 +161,12 @@ def test_qwen_slides_only_where_it_is_told(tmp_path):
     assert {op.mask.window for op in ops(graph_of("qwen2.5-7b"), "attention_qk")} == {None}
     graph = read_graph(changed(tmp_path, "qwen2.5-7b", use_sliding_window=True, sliding_window=64, max_window_layers=20))
     assert [op.mask.window for op in ops(graph, "attention_qk")] == [None] * 20 + [64] * 8
+
+
+@pytest.mark.parametrize("name", ["mistral-7b", "mixtral-8x7b", "phi-3-mini", "qwen3-30b-a3b"])
+def test_classes_that_do_not_read_layer_types(tmp_path, name):
+    graph = read_graph(changed(tmp_path, name, layer_types=["full_attention"] * 3, sliding_window=64, use_sliding_window=True))
+    assert {op.mask.window for op in ops(graph, "attention_qk")} == {64}
 
 
 def test_phi_3_and_falcon_multiply_in_fused_linears():
