@@ -551,10 +551,12 @@ def step(m, group, ar_address, ar_beats, now, count):
     for j in range(m.active):
         number = order[j]
         first = number * m.pcs
-        lag = m.read_lag
+        lag = FAR  # a channel that owes nothing may lag as it likes
         for i in range(first, first + m.pcs):
             if ports[i].w_tail != ports[i].b_head:
                 lag = m.write_lag
+            elif ports[i].r_tail != ports[i].r_head:
+                lag = min(lag, m.read_lag)
         if m.channel[number].t <= last - 1 - lag:
             advance(m, number, last - 1)
         for i in range(first, first + m.pcs):
@@ -591,7 +593,8 @@ def step(m, group, ar_address, ar_beats, now, count):
                     port.wq_tail += 1
                     port.w_level += 1
             lane.wrote = wrote
-            if addresses(m, port, lane, port_room, ar_address, ar_beats, now):
+            lane.taken = 0
+            if (lane.ar_valid or port.level or port.left) and addresses(m, port, lane, port_room, ar_address, ar_beats, now):
                 waiting = True
             if count:
                 lane.reads += lane.arrived

@@ -123,10 +123,10 @@ def leave(c, kind, place):
 
 @njit(cache=True, nogil=True)
 def issue_read(c, p, b, t):
-    """What an RD of bank b in cycle t leaves for later commands."""
+    """What an RD of bank b in cycle t, in which it is legal, leaves for later commands."""
     group, pc = p.group_of[b], p.pc_of[b]
-    c.group_ok[0, group] = max(c.group_ok[0, group], t + p.ccdl)
-    c.pc_ok[0, pc] = max(c.pc_ok[0, pc], t + p.ccds)
+    c.group_ok[0, group] = t + p.ccdl
+    c.pc_ok[0, pc] = t + p.ccds
     c.pc_ok[1, pc] = max(c.pc_ok[1, pc], t + p.rtw)
     c.pre_ok[b] = max(c.pre_ok[b], t + p.rtp)
     c.counts[2] += 1
@@ -135,10 +135,10 @@ def issue_read(c, p, b, t):
 
 @njit(cache=True, nogil=True)
 def issue_write(c, p, b, t):
-    """What a WR of bank b in cycle t leaves for later commands."""
+    """What a WR of bank b in cycle t, in which it is legal, leaves for later commands."""
     group, pc = p.group_of[b], p.pc_of[b]
-    c.group_ok[1, group] = max(c.group_ok[1, group], t + p.ccdl)
-    c.pc_ok[1, pc] = max(c.pc_ok[1, pc], t + p.ccds)
+    c.group_ok[1, group] = t + p.ccdl
+    c.pc_ok[1, pc] = t + p.ccds
     c.group_ok[0, group] = max(c.group_ok[0, group], t + p.cwl + p.bl + p.wtrl)
     c.pc_ok[0, pc] = max(c.pc_ok[0, pc], t + p.cwl + p.bl + p.wtrs)
     c.pre_ok[b] = max(c.pre_ok[b], t + p.write_hold)
