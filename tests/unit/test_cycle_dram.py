@@ -1,6 +1,7 @@
 """The cycle simulator with DRAM channels behind the ports: symmetry against stepping every channel, unloaded latencies, refusals."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from headrace.models.decoder import LINEAR_NAMES
 from headrace.models.registry import model_config
 from headrace.sim import cycle
 from headrace.sim.cycle import simulate
-from headrace.sim.cycle_model import run_step, span
+from headrace.sim.cycle_model import program_of, run_step, span, step_program
 
 CONFIGS = Path(headrace.configs.__path__[0])
 HALT = Instruction(Op.HALT)
@@ -194,3 +195,43 @@ def test_addresses_follow_the_presets_mapping():
     seen = {ports.split(beat) for beat in range(1 << 8)}
     assert len(seen) == 8, "256 beats of 32 bytes: eight rows of 1 KiB, in eight banks"
     assert ports.split(1 << bits) == ports.split(0), "bits beyond the row are dropped"
+
+
+def equal(made, instructions, arguments=(), **given):
+    """Channels that are alike stepped as one, against each stepped by itself; gives the result."""
+    one, each = (simulate(instructions, made, arguments, symmetric=flag, **given) for flag in (True, False))
+    assert one.cycles == each.cycles and one.counters == each.counters
+    for field in ("dispatched", "started", "retired"):
+        assert np.array_equal(getattr(one, field), getattr(each, field)), field
+    return one
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "context"),
+    [("milli", [], 512), ("milli", ["clock_hz=450e6"], 96), ("nano", ["memory.dram=u280-hbm2"], 200), ("nano", ["memory.dram=ramulator2-gddr6-14000"], 33)],
+)
+def test_a_layer_of_streamed_weights(name, settings, context):
+    """A decode step, in which nearly all cycles are weights on their way into MV: the path of its own that these take, against the loop's."""
+    made = load_machine(name, settings)
+    config = replace(model_config("llama2-7b" if name == "milli" else "smollm2-135m"), layers=1, vocab=4096)
+    plan = make_plan(config, made, dict.fromkeys(LINEAR_NAMES, 4) | {"wo": 8}, context, 1)
+    program, base = program_of(plan)
+    result = equal(made, step_program(program, context), (context - 1, 2), program_word=base)
+    assert result.counters["mv_active"] > result.cycles / 4
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(20))
+def test_symmetry_on_many_machines(seed):
+    """200 programs, on presets, shapes and clocks that are drawn."""
+    rng = np.random.default_rng(seed)
+    for case in range(10):
+        dram = str(rng.choice(["u280-hbm2", "ramulator2-gddr6-14000", "ramulator2-hbm3-6400", "dramsim3-lpddr4-8gb-x16-2400"]))
+        settings = [
+            f"memory.dram={dram}", f"clock_hz={rng.choice([150e6, 200e6, 225e6, 300e6])}", f"buffers.raw_fifo_words={rng.choice([128, 256, 512])}",
+            f"buffers.weight_fifo_slices={rng.choice([4, 8, 64])}",
+        ]  # fmt: skip
+        made = load_machine(str(rng.choice(["nano", "micro", "milli"])), settings)
+        print(seed, case, made.name, settings)
+        program = RandomProgram(made, int(rng.integers(1 << 30)), length=1500)
+        equal(made, program.instructions, program_word=program.program_section.base)
