@@ -11,6 +11,7 @@ from headrace.mapping.placement import linear_words, round_up
 from headrace.mapping.plan import Addresses, Plan, make_plan, rope_words, unplaced
 from headrace.mapping.program import generate
 from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
+from headrace.sim.chrome_trace import span_times
 from headrace.sim.cycle import CycleResult, simulate
 
 TABLE_SECTIONS = 16
@@ -111,7 +112,7 @@ def chrome_trace(result: CycleResult, program: Sequence[Instruction], machine: M
     LD and MV overlap their instructions: a span begins when its instruction has started and the one before it has retired. `args` hold the
     cycles of dispatch, start and retirement; `marks` those of the step's begin (0) and end (1), before which the prologue runs. SYS instructions shorter than a handful of cycles stand there like all others.
     """
-    scale = 1e6 / machine.clock_hz
+    cycle_s = 1 / machine.clock_hz
     events = [{"name": "process_name", "ph": "M", "pid": 0, "args": {"name": name}}]
     for queue in Queue:
         events.append({"name": "thread_name", "ph": "M", "pid": 0, "tid": int(queue), "args": {"name": queue.name}})
@@ -124,7 +125,7 @@ def chrome_trace(result: CycleResult, program: Sequence[Instruction], machine: M
         instruction = program[pc]
         events.append(
             {"name": instruction.comment or instruction.op.name, "cat": instruction.op.name, "ph": "X", "pid": 0, "tid": queue,
-             "ts": begin * scale, "dur": (end - begin) * scale,
+             **span_times(begin * cycle_s, end * cycle_s),
              "args": {"pc": pc, "op": instruction.op.name, "dispatched": dispatched, "started": started, "retired": retired}}
         )  # fmt: skip
     return {"traceEvents": events, "otherData": {"machine": machine.name, "clock_hz": machine.clock_hz, "cycles": result.cycles, "marks": dict(result.marks), "level": "cycle"}}

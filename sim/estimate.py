@@ -18,6 +18,7 @@ from headrace.mapping.required import macs_by_op, required_bytes, required_bytes
 from headrace.models.errors import UserError
 from headrace.models.decoder import LINEAR_NAMES, DecoderConfig
 from headrace.models.scheme import Scheme, refuse_cache_and_mask, refuse_single_tensors, weight_bytes
+from headrace.sim.chrome_trace import span_times
 from headrace.sim.energy import Energy, EnergyTable, energy
 
 DELIVERABLE_BYTES = 4 << 20
@@ -335,8 +336,8 @@ def step_trace(config: DecoderConfig, bits: dict[str, int], machine: Machine, co
     """
     at = step(config, bits, machine, context, lm_head=True)
     events = [
-        {"name": name, "ph": "X", "pid": 0, "tid": 0, "ts": float(start) / machine.clock_hz * 1e6,
-         "dur": float(end - start) / machine.clock_hz * 1e6, "args": {"bound": bound, "repeats": repeats, "cycles": float(end - start)}}
+        {"name": name, "ph": "X", "pid": 0, "tid": 0, **span_times(float(start) / machine.clock_hz, float(end) / machine.clock_hz),
+         "args": {"bound": bound, "repeats": repeats, "cycles": float(end - start)}}
         for name, start, end, bound, repeats in at.spans
     ]  # fmt: skip
     return {"traceEvents": events, "otherData": {"model": config.name, "machine": machine.name, "context": context, "level": "analytic"}}
