@@ -1,6 +1,6 @@
 """`headrace accuracy`: perplexity of a model under many compressions, on the golden executor."""
 
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 
 import click
@@ -145,8 +145,15 @@ def command(
 
         def losses(scheme, method):
             if scheme.group not in measured:
+                numbers = count(1)
+
+                def one_more(_steps):
+                    number = next(numbers)
+                    if number % len(loaded.config.linear_names) == 0:
+                        advance(0, f"measuring what each linear loses: layer {number // len(loaded.config.linear_names)} of {loaded.config.layers}")
+
                 advance(0, "measuring what each linear loses")
-                measured[scheme.group] = measure_losses(loaded, scheme, method, statistics(), tokens, lambda steps: None)
+                measured[scheme.group] = measure_losses(loaded, scheme, method, statistics(), tokens, one_more)
             return measured[scheme.group]
 
         rows = run_ways(
