@@ -510,7 +510,7 @@ def addresses(m, port, lane, room, ar_address, ar_beats, now):
     ready = port.level < ADDRESS_QUEUE
     taken = lane.ar_valid == 1 and ready
     lane.taken = 1 if taken else 0
-    if port.left == 0 and port.level and port.q_due[port.q_head & (ADDRESS_QUEUE - 1)] <= now and port.next_at <= now:
+    if port.left == 0 and room > 0 and port.level and port.q_due[port.q_head & (ADDRESS_QUEUE - 1)] <= now and port.next_at <= now:
         place = port.q_head & (ADDRESS_QUEUE - 1)
         port.address, port.left = port.q_address[place], port.q_beats[place]
         port.high = key_of(m, port.address & -BURST, port.base_bank)

@@ -1,11 +1,15 @@
 """The cycle simulator against the RTL: every retirement and every counter, on random programs and on a compiled model."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+import yaml
 from models_for_tests import random_model
 from random_programs import RandomProgram
 
-from headrace.hw.isa import INSTRUCTION_BYTES, Instruction, Queue
+import headrace.configs
+from headrace.hw.isa import INSTRUCTION_BYTES, Instruction, Op, Queue
 from headrace.hw.machine import load_machine
 from headrace.mapping.compiler import compile_model
 from headrace.sim.cosim import run_image
@@ -81,6 +85,22 @@ def test_random_programs_on_dram(seed, tmp_path):
 @pytest.mark.parametrize("name", BANKS)
 def test_many_random_programs_on_dram(name, seed, tmp_path):
     run_random(BANKS[name], seed, tmp_path)
+
+
+@pytest.mark.nightly
+def test_bursts_behind_a_full_read_ring(tmp_path):
+    """A burst leaves the address queue with its first beat, for which the ring needs room: until then the port holds 64, and AR waits."""
+    document = yaml.safe_load((Path(headrace.configs.__path__[0]) / "memories" / "u280-hbm2.yaml").read_text())
+    document |= {"derived": [], "recall": [], "port": document["port"] | {"latency_ns": 300.0}}
+    (tmp_path / "far.yaml").write_text(yaml.safe_dump(document))
+    machine = load_machine(
+        "nano", [f"memory.dram={tmp_path / 'far.yaml'}", "memory.outstanding_bursts=64", "buffers.raw_fifo_words=1024", "clock_hz=900e6"]
+    )
+    program = RandomProgram(machine, 0, length=64)
+    program.instructions = [Instruction(Op.LDA, (0, 1, 60, 512)), Instruction(Op.LDA, (0, 1, 840, 16)), Instruction(Op.HALT)]
+    path = tmp_path / "bursts.bin"
+    rtl = run_image(path, program.image().write(path), machine, arguments=(), outputs=1, limit_cycles=10**5)
+    check(rtl, simulate(program.instructions, machine, program_word=program.program_section.base), "bursts")
 
 
 @pytest.mark.parametrize("machine", [NANO, BANKS["u280-hbm2"]], ids=["fixed latency", "DRAM"])
