@@ -9,7 +9,7 @@ from fractions import Fraction
 from math import ceil
 
 from headrace.hw.machine import PORT_BYTES, Machine
-from headrace.hw.memory_timing import ChannelTiming, MemoryConfig, channel_timing, load_memory, mapping_bits
+from headrace.hw.memory_timing import ChannelTiming, channel_timing, load_memory, mapping_bits, usual_refresh
 from headrace.models.errors import UserError
 
 ADDRESS_QUEUE = 64
@@ -61,7 +61,7 @@ class DramPorts:
             raise UserError(f"clock_hz = {machine.clock_hz!r}: its ratio to the memory's command clock has too many digits")
         latency_ns = Fraction(config.port.latency_ns if config.port else 0)
         return cls(
-            preset=config.name, timing=_timing(config), ports=machine.memory.ports, p=ratio.numerator, q=ratio.denominator,
+            preset=config.name, timing=channel_timing(config, refresh=usual_refresh(config)), ports=machine.memory.ports, p=ratio.numerator, q=ratio.denominator,
             fixed_cycles=ceil(latency_ns * Fraction(machine.clock_hz) / 10**9),
             fields=tuple((name, bits) for name, bits in mapping_bits(config.mapping, config.organisation.sizes) if name != "pc" and bits),
         )  # fmt: skip
@@ -91,9 +91,3 @@ class DramPorts:
 def dram_of(machine: Machine) -> DramPorts | None:
     """The DRAM channels behind the machine's ports; None for the memory of fixed latency. Raises UserError."""
     return DramPorts.of(machine) if machine.memory.dram is not None else None
-
-
-def _timing(config: MemoryConfig) -> ChannelTiming:
-    """All-bank refresh where the source has its time, else per-bank refresh, else none."""
-    kind = next((kind for kind, name in (("all-bank", "rfc"), ("per-bank", "rfcpb")) if config.timings.cycles(name, config.tck_ps)), "none")
-    return channel_timing(config, refresh=kind)

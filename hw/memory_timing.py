@@ -293,6 +293,11 @@ def load_memory(name_or_path: str | Path, overrides: Iterable[str] = ()) -> Memo
     return load_model(MemoryConfig, "memories", name_or_path, overrides)
 
 
+def usual_refresh(config: MemoryConfig) -> str:
+    """All-bank refresh where the source has its time, else per-bank refresh, else none."""
+    return next((kind for kind, name in (("all-bank", "rfc"), ("per-bank", "rfcpb")) if config.timings.cycles(name, config.tck_ps)), "none")
+
+
 def user_timing(config: MemoryConfig, *, queue: int | None, page: str | None, refresh: str) -> ChannelTiming:
     """`channel_timing` for values that a user typed. Raises `UserError` naming what the preset lacks or refuses."""
     for kind, field in (("all-bank", "rfc"), ("per-bank", "rfcpb")):

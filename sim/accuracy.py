@@ -93,7 +93,8 @@ def run_ways(
     statistics: Callable[[], Mapping[str, InputStatistics]], losses: Callable[[Scheme, Method], Mapping], resume: bool,
     note: Callable[[str], None], advance: Callable[[int], None], identity: object,
 ) -> list[dict]:
-    """Rows of all ways, in their order; each is written to ``accuracy.json`` as soon as it is there, and kept with `resume`.
+    """Rows of all ways, in their order, then those that the folder has beyond them; each is written to ``accuracy.json`` as soon as it is there,
+    and kept with `resume`.
 
     statistics: asked once, if a way needs them; losses: of `sim.widths.measure_losses`, asked for ways with a budget. identity: plain data
     that all rows depend on; a folder of another identity is refused.
@@ -126,8 +127,7 @@ def run_ways(
         }  # fmt: skip
         write_atomically(path, json.dumps(document, indent=1) + "\n")
     order = {json.dumps(asdict(way), sort_keys=True): number for number, way in enumerate(ways)}
-    keyed = [(order.get(json.dumps({name: row[name] for name in asdict(Way())}, sort_keys=True)), row) for row in rows]
-    return [row for number, row in sorted((pair for pair in keyed if pair[0] is not None), key=lambda pair: pair[0])]
+    return sorted(rows, key=lambda row: order.get(json.dumps({name: row[name] for name in asdict(Way())}, sort_keys=True), len(order)))
 
 
 def read_rows(folder: Path, config: DecoderConfig) -> list[dict]:

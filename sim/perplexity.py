@@ -29,11 +29,11 @@ class Perplexity:
     scored_tokens: int
 
 
-def check_length(config: DecoderConfig, tokens: int) -> None:
-    """UserError unless a text of this many tokens can be scored in one pass."""
+def check_length(config: DecoderConfig, tokens: int, name: str = "text") -> None:
+    """UserError unless a text of this many tokens can be scored in one pass. name: what to call it."""
     if not 2 <= tokens <= config.max_positions + 1:
         raise UserError(
-            f"text: has {tokens} tokens; allowed are 2 to {config.max_positions + 1} for model {config.name}, whose "
+            f"{name}: has {tokens} tokens; allowed are 2 to {config.max_positions + 1} for model {config.name}, whose "
             f"max_positions = {config.max_positions}"
         )
 

@@ -94,5 +94,5 @@ def scheme_overrides(groups: dict[str, list[str]]) -> list[str]:
     """The scheme's part of `configfile.split_overrides`; UserError when others are given: no machine takes part."""
     for name in ("machine", "board"):
         if groups[name]:
-            raise UserError(f"--set {groups[name][0]}: this backend uses no machine and no board; allowed is scheme.FIELD=value")
+            raise UserError(f"--set {'' if name == 'machine' else f'{name}.'}{groups[name][0]}: no machine and no board takes part; allowed is scheme.FIELD=VALUE")
     return groups["scheme"]

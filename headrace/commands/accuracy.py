@@ -79,7 +79,7 @@ def command(
 ) -> None:  # fmt: skip
     """Compress MODEL in every combination of the lists, score the texts with exact hardware arithmetic, and draw the curve.
 
-    The float model, as its file has it, is always scored too. log_perplexity is the mean over the texts. Hours on large models: every row is kept as it comes.
+    The float model, as its file has it, is always scored too. log_perplexity is the mean over the texts. Hours on large models: every row is kept as it comes, and with --resume all of DIR are shown.
     """
     import hashlib
     from functools import cache
@@ -108,8 +108,8 @@ def command(
     loaded = load_model(model)
     tokenizer = require_tokenizer(loaded)
     encoded = {name: tokenizer.encode(text) for name, text in scored.items()}
-    for text_tokens in encoded.values():
-        check_length(loaded.config, len(text_tokens))
+    for path, text_tokens in zip(text_paths, encoded.values(), strict=True):
+        check_length(loaded.config, len(text_tokens), f"--text {path}")
     ways = [Way(rounding="float")] + [
         Way(bits=b, group=g, keep=k, index_share=s, mixed=m == "yes", pruning=p, rounding=r, scaling=c, kv_bits=v)
         for k, m, s, p, c, r, b, g, v in product(keeps, mixed, shares, prunings, scalings, roundings, bits, groups, caches)

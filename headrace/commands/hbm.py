@@ -17,7 +17,7 @@ SAYS = {"burst": "simulated burst by burst", "closed": "estimated, closed form",
 @click.command("hbm", short_help="An access pattern on one DRAM channel.")
 @click.option("--timing", "memory", default="ramulator2-hbm2-2000", show_default=True, metavar="T", help="Preset of configs/memories, or a file.")
 @click.option("--pattern", default="sequential", show_default=True, metavar="P", help="sequential, bank-group-last, one-pseudo-channel, random, or a trace file.")
-@click.option("--refresh", type=click.Choice(["none", "all-bank", "per-bank"]), default="all-bank", show_default=True, help="How the channel refreshes.")
+@click.option("--refresh", type=click.Choice(["none", "all-bank", "per-bank"]), help="How the channel refreshes.  [default: all-bank where the preset has its time, else per-bank, else none]")
 @click.option("--queue", type=click.IntRange(1, 64), metavar="Q", help="Entries of the read queue, and of the write queue.  [default: the preset's]")
 @click.option("--requests", type=click.IntRange(min=1), metavar="N", help="Accesses.  [default: 200000; a trace file: all of it]")
 @click.option("--page", type=click.Choice(["open", "closed"]), help="Page policy.  [default: the preset's]")
@@ -32,7 +32,7 @@ SAYS = {"burst": "simulated burst by burst", "closed": "estimated, closed form",
 @click.option("--set", "overrides", metavar="PATH=VALUE", multiple=True, callback=remember_overrides, help="Override a field of the preset; may be repeated.")
 @json_option
 def command(
-    memory: str, pattern: str, refresh: str, queue: int | None, requests: int | None, page: str | None, access_bytes: int | None,
+    memory: str, pattern: str, refresh: str | None, queue: int | None, requests: int | None, page: str | None, access_bytes: int | None,
     write_share: float, ports: int | None, port_hz: float | None, hops: int, export_file: Path | None, level: str, seed: int,
     overrides: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
@@ -41,12 +41,13 @@ def command(
     Efficiency is bandwidth over the channel's peak. Cycles are of the command clock; a latency runs from a burst's acceptance to the end of its data, and in ns
     also takes what the preset's port adds. In closed form it is that of a full queue: none is given where the ports are the limit.
     """
-    from headrace.hw.memory_timing import load_memory, user_timing
+    from headrace.hw.memory_timing import load_memory, user_timing, usual_refresh
     from headrace.sim.dram_run import DEFAULT_ACCESSES, port_ratio, prepare, run_burst, run_closed, run_rtl
 
     if level not in LEVELS:
         raise UserError(f"--level {level} is unknown; allowed: {', '.join(LEVELS)}")
     config = load_memory(memory, overrides)
+    refresh = refresh or usual_refresh(config)
     timing = user_timing(config, queue=queue, page=page, refresh=refresh)
     ratio = Fraction(1)
     if port_hz is not None or ports is not None:

@@ -118,6 +118,7 @@ def _plain_llama(model: str, scheme: Scheme) -> dict[str, object]:
 def _described(model: str, scheme: Scheme) -> dict[str, object] | None:
     """What a config.json says of its architecture; None for a name, a GGUF file, and a plain Llama, whose sizes are its graph's."""
     from headrace.models.architectures import describe
+    from headrace.models.architectures.graphs import read_graph
     from headrace.models.formats.hf import read_hf_config
     from headrace.models.registry import model_path
 
@@ -131,12 +132,13 @@ def _described(model: str, scheme: Scheme) -> dict[str, object] | None:
         except UserError:
             pass
     described = describe(path)
+    notes = read_graph(path).notes  # what the counts do not look at is checked too
     counted = described.counted
     named = path if path.is_dir() or path.name != "config.json" else path.parent
     return {
         "model": named.resolve().name.removesuffix(".json"),
         "architecture": described.architecture,
-        **({"note": "; ".join(described.notes)} if described.notes else {}),
+        **({"note": "; ".join(notes)} if notes else {}),
         "scheme": scheme.name,
         "parameters": counted.parameters,
         "weight_bytes": counted.weight_bytes(scheme),

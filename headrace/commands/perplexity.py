@@ -30,7 +30,7 @@ def command(
     text = read_text(text_path)
     session = open_session(model, scheme=scheme, backend=backend, overrides=scheme_overrides(split_overrides(overrides)))
     tokens = session.tokenizer.encode(text)
-    check_length(session.model.config, len(tokens))
+    check_length(session.model.config, len(tokens), f"--text {text_path}")
     with progress(f"scoring {len(tokens)} tokens", total=len(tokens)) as advance:
         result = perplexity(session.executor, tokens, advance)
     config = session.model.config

@@ -27,7 +27,10 @@ def read_graph(path: str | Path) -> OperatorGraph:
     named = path if path.name != "config.json" else path.parent
     try:
         checked = validate(fields, described.document, source=described.source)
-        return replace(build(named.resolve().name.removesuffix(".json"), described.architecture, checked), notes=described.notes)
+        notes = described.notes
+        if described.document.get("layer_types") is not None and "layer_types" not in fields.model_fields:
+            notes += (f"layer_types is not read: {described.architecture} does not have it",)
+        return replace(build(named.resolve().name.removesuffix(".json"), described.architecture, checked), notes=notes)
     except DoesNotFit as error:
         raise UserError(f"{described.source}: {error.field} = {error.value!r}; allowed is {error.allowed}") from None
 

@@ -102,7 +102,8 @@ def test_resume_goes_on_after_an_interruption(tmp_path, capsys, texts, monkeypat
     assert len(scored) == 1  # the third alone
     assert resumed["rows"] == whole["rows"]
     monkeypatch.setattr(accuracy, "score", lambda *rest: pytest.fail("scored again"))
-    assert run(capsys, folder, texts, "--bits", "8", "--rounding", "nearest", "--resume")["rows"] == [whole["rows"][0], whole["rows"][2]]
+    assert run(capsys, folder, texts, "--bits", "8", "--rounding", "nearest", "--resume")["rows"] == [whole["rows"][i] for i in (0, 2, 1)]
+    assert len((folder / "accuracy.csv").read_text().splitlines()) == 4, "rows of the folder that were not asked for stay"
     before = (folder / "accuracy.json").read_bytes()
     for options, message in (
         (texts, "accuracy.json: exists; give --resume"), ([*texts[:2], "--resume"], "is of another model, scheme, calibration or texts"),
@@ -157,9 +158,9 @@ def test_results_that_are_none_are_refused(tmp_path):
         (("--bytes-per-weight", "0.3"), "--bytes-per-weight 0.3: with 3 bits for every linear"), (("--text", "none.txt"), "--text none.txt: cannot be read"),
         (("--text", "other/a.txt"), "--text: two files have the same name"), (("--calibrate", "a.txt"), "--calibrate a.txt: is scored too"), (("--calibrate", "c.txt"), "at least one window of 256"),
         (("--calibrate", "c.txt", "--rounding", "nearest"), "none of these compressions reads texts"), (("--length", "5000"), "5000 is not in the range"),
-        (("--length", "4096"), "--length 4096: model embedded has max_positions"), (("--text", "long.txt"), r"text: has \d+ tokens; allowed are 2 to"), (("--text", "empty.txt"), "is empty"),
+        (("--length", "4096"), "--length 4096: model embedded has max_positions"), (("--text", "long.txt"), r"--text long.txt: has \d+ tokens; allowed are 2 to"), (("--text", "empty.txt"), "is empty"),
         (("-o", "a.txt/x"), "-o a.txt/x: cannot be made"), (("--scheme", "none"), "'none'"),
-        (("--set", "scheme.weight_bits=3"), "--set scheme.weight_bits=3: widths are those of --bits"), (("--set", "clock_hz=1"), "this backend uses no machine"),
+        (("--set", "scheme.weight_bits=3"), "--set scheme.weight_bits=3: widths are those of --bits"), (("--set", "clock_hz=1"), "no machine and no board takes part"),
         (("--set", "scheme.linear_bits={down: 8}"), "linear_bits is given, but a row of --bits has one width"), (("--set", "scheme.activation_bits=16"), "activation_bits = 16; allowed"),
         (("--set", "scheme.tensor_bits={layers.0.q: 8}"), "tensor_bits is given"), (("--set", "scheme.kv_bits=16"), "kv_bits = 16; allowed"),
     ],

@@ -107,7 +107,7 @@ def test_a_file_of_text_calibrates(tmp_path, capsys, text_file, monkeypatch):
         (("--calibrate", "none.txt"), "--calibrate none.txt: cannot be read"), (("--calibrate", "TEXT", "--rounding", "nearest"), "rounding nearest reads no texts"),
         (("--calibrate", "TEXT", "--length", "400"), "allowed is at least one window of 400"), (("--length", "4"), "4 is not in the range"), (("--texts", "0"), "0 is not in the range"),
         (("--length", "4096"), r"--length 4096: model embedded has max_positions = \d+"), (("--calibrate", "TEXT", "--length", "4096"), "--length 4096: model embedded has"),
-        (("--set", "scheme.kv_bits=16"), "kv_bits = 16; allowed by the numeric contract is 4 or 8"), (("--set", "memory.ports=4"), "this backend uses no machine"),
+        (("--set", "scheme.kv_bits=16"), "kv_bits = 16; allowed by the numeric contract is 4 or 8"), (("--set", "memory.ports=4"), "no machine and no board takes part"),
         (("--scheme", "w9"), "'w9' is not known"), (("--set", "scheme.group=48"), "field 'group' = 48"), (("--set", "scheme.tensor_bits={layers.9.q: 8}"), "tensor_bits.layers.9.q: model embedded has no such linear"),
         (("--seed", "-1"), "-1 is not in the range"),
     ],

@@ -30,6 +30,11 @@ def test_json_of_both_levels(capsys):
         assert set(document["stamp"]) == {"headrace", "config_sha256", "seed"}
 
 
+def test_refresh_is_what_the_preset_has_unless_told(capsys):
+    for preset, kind in (("u280-hbm2", "all-bank"), ("ramulator2-hbm3-6400", "per-bank")):
+        assert json.loads(hbm(capsys, "--json", "--timing", preset)[1])["refresh"] == kind
+
+
 def test_port_clock_caps_the_bandwidth(capsys):
     _, out, _ = hbm(capsys, "--json", "--timing", "u280-hbm2", "--refresh", "none", "--ports", "2", "--port-hz", "100e6", "--requests", "40000")
     assert json.loads(out)["bandwidth_bytes_per_s"] == pytest.approx(2 * 32 * 100e6, rel=0.01)

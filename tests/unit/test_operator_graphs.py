@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from headrace.cli import main
 from headrace.models.architectures import ARCHITECTURES, describe
 from headrace.models.architectures.graph_of_config import graph_of_config
 from headrace.models.architectures.graphs import GRAPHS, read_graph
@@ -166,6 +167,7 @@ def test_qwen_slides_only_where_it_is_told(tmp_path):
 @pytest.mark.parametrize("name", ["mistral-7b", "mixtral-8x7b", "phi-3-mini", "qwen3-30b-a3b"])
 def test_classes_that_do_not_read_layer_types(tmp_path, name):
     graph = read_graph(changed(tmp_path, name, layer_types=["full_attention"] * 3, sliding_window=64, use_sliding_window=True))
+    assert "layer_types is not read" in "; ".join(graph.notes)
     assert {op.mask.window for op in ops(graph, "attention_qk")} == {64}
 
 
@@ -278,3 +280,8 @@ def test_a_field_that_does_not_fit_is_named(tmp_path, name, change, message):
     with pytest.raises(UserError) as caught:
         read_graph(changed(tmp_path, name, **change))
     assert message in str(caught.value) and "config.json" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_show_checks_what_only_the_graph_reads(tmp_path, capsys):
+    path = changed(tmp_path, "gemma-3-1b", layer_types=["full_attention"])
+    assert main(["models", "show", str(path)]) == 2 and "layer_types" in capsys.readouterr().err
