@@ -4,6 +4,9 @@ import click
 
 OVERRIDES = "headrace.overrides"
 
+DEFAULT_SCHEME = "w4a8kv8"
+"""Compression scheme of commands that are given none, unless a packed file has its own."""
+
 
 def remember_overrides(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
     """Overrides go into the stamp: a preset's name alone would hide that it was changed."""

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit
 
 from headrace.hw.isa import TOKEN_LIMIT, Op, Queue
-from headrace.sim import cycle_dram, cycle_memory, cycle_sfu, cycle_steady, cycle_units, dram_core
+from headrace.sim import cycle_dram, cycle_memory, cycle_sfu, cycle_steady, cycle_symmetry, cycle_units, dram_core
 from headrace.sim.cycle_memory import fifo_level, fifo_step
 from headrace.sim.cycle_sfu import AB_READ, AB_WRITE, DEPENDENCY, DRAIN, VB_READ, VB_WRITE
 from headrace.sim.cycle_units import (
@@ -32,7 +32,7 @@ DISPATCH, EXECUTE, QUEUE_FULL, WAIT_TOKEN, IN_BARRIER, FETCH = range(6)
 BEATS = 40
 
 SOURCE = hashlib.sha256(
-    b"".join(Path(module.__file__).read_bytes() for module in (cycle_dram, cycle_memory, cycle_sfu, cycle_steady, cycle_units, dram_core))
+    b"".join(Path(module.__file__).read_bytes() for module in (cycle_dram, cycle_memory, cycle_sfu, cycle_steady, cycle_symmetry, cycle_units, dram_core))
 ).hexdigest()
 """Of the files whose functions the loop contains: numba's disk cache knows only this file's own age."""
 
@@ -125,13 +125,13 @@ def _loop(source: str):
             count = 1 if running else 0
             if with_dram:
                 if m.active > 1:
-                    cycle_dram.merge(m, group)
+                    cycle_symmetry.merge(m, group)
                 if writes.ripe > 0 and st.unanswered != k.st_writes:
-                    cycle_dram.touch(m, group, st_ring[st.ring_read] & (ports_n - 1))
+                    cycle_symmetry.touch(m, group, st_ring[st.ring_read] & (ports_n - 1))
                 waiting, answers = cycle_dram.step(m, group, ld.ar_address, ld.ar_beats, now, count)
                 if m.changed == 1:
                     m.changed = 0
-                    cycle_dram.stepped_lanes(m, group)
+                    cycle_symmetry.stepped_lanes(m, group)
             else:
                 waiting, answers = cycle_memory.step_all(memory, group, ld.ar_beats, now, count)
             # ---- buffers' ports: SFU first, then MV, LD; or MV, ST, control ----
@@ -460,7 +460,7 @@ def _loop(source: str):
                 now += passed
         counters[CYCLES] = cycle
         if with_dram:
-            cycle_dram.finish(m, group)
+            cycle_symmetry.finish(m, group)
         for i in range(ports_n):
             counters[BEATS + i], counters[BEATS + ports_n + i] = group.lane[i].reads, group.lane[i].writes
         # Active is what is busy and not stalled.

@@ -66,7 +66,7 @@ ST = _record("running start issuing room command op source index length heads pl
 SFU = _record("running start length offset")
 
 GROUP = np.dtype([("count", "i8"), ("order", "i8", (MAX_PORTS,)), ("lane", LANE, (MAX_PORTS,))])
-"""All lanes. Those that are stepped are the first `count` of `order`: all, or those of the channels that stand for others (sim/cycle_dram.py)."""
+"""All lanes. Those that are stepped are the first `count` of `order`: all, or those of the channels that stand for others (sim/cycle_symmetry.py)."""
 
 ST_RING = 32
 """Places of stores between request and port: more than FIFO_BEATS."""

@@ -7,9 +7,10 @@
 from numba import njit
 
 from headrace.hw.dram_ports import ADDRESS_QUEUE, READ_RING
-from headrace.sim.cycle_dram import addresses, advance, merge, tick
+from headrace.sim.cycle_dram import addresses, advance, tick
 from headrace.sim.cycle_memory import fifo_level, fifo_step
 from headrace.sim.cycle_sfu import DEPENDENCY, DRAIN, VB_READ, VB_WRITE
+from headrace.sim.cycle_symmetry import merge
 from headrace.sim.cycle_units import IDLE, WEIGHTS, burst_finishes, issue_burst, mv_describe, mv_step, pop_word
 from headrace.sim.dram_core import FAR
 
@@ -83,7 +84,7 @@ def steady(m, group, k, ld, mv, sfu, raw, rows, stream, uses, ld_counter, mv_cou
         ahead = 0 if with_addresses or m.active > 1 else min(address_at - now, m.latency) * m.whole
         if with_addresses:
             offered, address_at = False, FAR
-        stall = 2 if joined else 1
+        blocked = 2 if joined else 1  # its stall, were there no word: raw FIFO, memory
         joined = True
         for j in range(m.active):
             if m.channel[order[j]].t <= last - 1 - m.read_lag:
@@ -114,8 +115,7 @@ def steady(m, group, k, ld, mv, sfu, raw, rows, stream, uses, ld_counter, mv_cou
             issue_burst(ld, ends_run, beats)
         if word:
             pop_word(ld)
-            stall = 0
-        counters[ld_counter + stall] += 1
+        counters[ld_counter + (0 if word else blocked)] += 1
         # ---- MV ----
         use = uses[sfu.offset + cycle - sfu.start] if sfu.running == 1 else 0
         counters[slice_counter] += mv.i_valids & 1

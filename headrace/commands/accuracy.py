@@ -8,10 +8,8 @@ import click
 from headrace.commands.compress import calibration_tokens
 from headrace.commands.perplexity import read_text
 from headrace.models.errors import UserError
-from headrace.options import json_option, seed_option, set_option
+from headrace.options import DEFAULT_SCHEME, json_option, seed_option, set_option
 from headrace.output import emit_json, print_table, progress
-
-DEFAULT_SCHEME = "w4a8kv8"
 
 
 class Choices(click.ParamType):
@@ -149,8 +147,8 @@ def command(
 
                 def one_more(_steps):
                     number = next(numbers)
-                    if number % len(loaded.config.linear_names) == 0:
-                        advance(0, f"measuring what each linear loses: layer {number // len(loaded.config.linear_names)} of {loaded.config.layers}")
+                    if number % len(loaded.config.linear_names) == 0:  # a line for each would be too many in a log
+                        advance(0, f"measuring what each linear loses: {number} done")
 
                 advance(0, "measuring what each linear loses")
                 measured[scheme.group] = measure_losses(loaded, scheme, method, statistics(), tokens, one_more)

@@ -5,10 +5,9 @@ from pathlib import Path
 import click
 
 from headrace.models.errors import UserError
-from headrace.options import json_option, set_option
+from headrace.options import DEFAULT_SCHEME, json_option, set_option
 from headrace.output import check_writable, emit_json, print_table, progress
 
-DEFAULT_SCHEME = "w4a8kv8"
 WRITTEN_BY = "Written by `headrace kernels generate`"
 
 operand_seed = click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed of the random operands.")

@@ -9,13 +9,11 @@ import click
 
 from headrace.commands._tensor_graph import show_graph
 from headrace.models.errors import UserError
-from headrace.options import common_options, json_option, seed_option
+from headrace.options import DEFAULT_SCHEME, common_options, json_option, seed_option
 from headrace.output import emit_json, print_table, progress
 
 if TYPE_CHECKING:
     from headrace.models.scheme import Scheme
-
-DEFAULT_SCHEME = "w4a8kv8"
 
 
 @click.group("models", invoke_without_command=True)
